@@ -1,0 +1,3 @@
+"""Longleaf: long-context chat served with tree-speculative decoding."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,90 @@
+"""Every metric that Longleaf publishes: name, help text, labels and buckets, in one place.
+
+The embedded engine and the SGLang plugin publish the engine families, the gateway publishes its own. A family object
+belongs to the registry that is passed in: nothing here is process-wide state.
+"""
+
+from bisect import bisect_left
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_CONTEXT_BOUNDS: tuple[tuple[int, str], ...] = (
+    (1 << 10, "1k"),
+    (4 << 10, "4k"),
+    (16 << 10, "16k"),
+    (32 << 10, "32k"),
+    (64 << 10, "64k"),
+    (128 << 10, "128k"),
+    (200_000, "200k"),
+)
+CONTEXT_BUCKETS: tuple[str, ...] = (*(name for _, name in _CONTEXT_BOUNDS), "inf")
+"""Values of the label ``context_bucket``, by upper bound (1k is 1,024 tokens; 200k is 200,000)."""
+
+STEP_PHASES: tuple[str, ...] = ("draft", "build", "verify", "accept", "compact", "total")
+"""Values of the label ``phase``: the phases of one draft-to-compact step, and their sum."""
+
+_COUNT_BUCKETS = tuple(float(n) for n in range(1, 17))
+_DEPTH_BUCKETS = tuple(float(n) for n in range(16))
+_NODE_BUCKETS = (1.0, 2.0, 4.0, 8.0, 9.0, 16.0, 17.0, 24.0, 32.0, 33.0, 48.0, 64.0, 65.0, 128.0)
+_STEP_BUCKETS = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1),
+    *(0.25, 0.5, 1.0, 2.5),
+)
+
+
+def context_bucket(tokens: int) -> str:
+    """Name the bucket that a context of ``tokens`` tokens falls into (upper bounds inclusive)."""
+    return CONTEXT_BUCKETS[bisect_left(_CONTEXT_BOUNDS, (tokens, ""))]
+
+
+class EngineMetrics:
+    """The engine families: acceptance, step time and KV traffic, by context where a step is meant."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        by_context = ("context_bucket",)
+        self.commit_len = Histogram(
+            "longleaf_commit_len",
+            "Tokens that one step of one request commits: accepted drafts plus the bonus token.",
+            by_context,
+            buckets=_COUNT_BUCKETS,
+            registry=registry,
+        )
+        self.accepted_depth = Histogram(
+            "longleaf_accepted_depth",
+            "Depth of the last accepted tree node of a step (root = 0); equals the accepted drafts.",
+            by_context,
+            buckets=_DEPTH_BUCKETS,
+            registry=registry,
+        )
+        self.tree_nodes = Histogram(
+            "longleaf_tree_nodes",
+            "Rows that a step verifies for one request: the root and the drafted nodes.",
+            by_context,
+            buckets=_NODE_BUCKETS,
+            registry=registry,
+        )
+        self.step_seconds = Histogram(
+            "longleaf_step_seconds",
+            "Wall time of a step's phases, and of the whole step (phase total).",
+            ("phase", "context_bucket"),
+            buckets=_STEP_BUCKETS,
+            registry=registry,
+        )
+        self.kv_read_bytes = Counter(
+            "longleaf_kv_read_bytes_total",
+            "Bytes of latent KV rows that target attention read, in steps and prefill.",
+            registry=registry,
+        )
+        self.drafter_span_tokens = Histogram(
+            "longleaf_drafter_span_tokens",
+            "Context rows that the drafter's windowed layers read for one draft.",
+            by_context,
+            buckets=(16.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 16384.0, 65536.0),
+            registry=registry,
+        )
+        self.kv_pool_tokens = Gauge(
+            "longleaf_kv_pool_tokens",
+            "Slots of the KV pool by state: used by running requests, cached for reuse, or free.",
+            ("state",),
+            registry=registry,
+        )
