@@ -1,7 +1,7 @@
 """Every metric that Longleaf publishes: name, help text, labels and buckets, in one place.
 
-The embedded engine and the SGLang plugin publish the engine families, the gateway publishes its own. A family object
-belongs to the registry that is passed in: nothing here is process-wide state.
+The embedded engine and the SGLang plugin publish the engine families, the gateway publishes its
+own. A family object belongs to the registry that is passed in: nothing here is process-wide.
 """
 
 from bisect import bisect_left
@@ -38,7 +38,7 @@ def context_bucket(tokens: int) -> str:
 
 
 class EngineMetrics:
-    """The engine families: acceptance, step time and KV traffic, by context where a step is meant."""
+    """The engine families: acceptance, step time and KV traffic, by context."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         by_context = ("context_bucket",)
@@ -51,7 +51,7 @@ class EngineMetrics:
         )
         self.accepted_depth = Histogram(
             "longleaf_accepted_depth",
-            "Depth of the last accepted tree node of a step (root = 0); equals the accepted drafts.",
+            "Depth of a step's last accepted tree node (root = 0); equals accepted drafts.",
             by_context,
             buckets=_DEPTH_BUCKETS,
             registry=registry,

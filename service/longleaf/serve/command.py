@@ -1,0 +1,188 @@
+"""``longleaf serve``: start both parts, wait until ready, drain both on Ctrl-C."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+import time
+from dataclasses import dataclass
+
+import aiohttp
+import click
+
+from longleaf.serve.children import Child, start_child
+
+_PORT = click.IntRange(1, 65535)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """Where the parts listen, and how long they may take (seconds) to start and to drain."""
+
+    host: str
+    port: int
+    metrics_port: int
+    engine_port: int
+    start_seconds: float
+    drain_seconds: float
+    engine_args: tuple[str, ...]
+
+    @property
+    def gateway_url(self) -> str:
+        """Base URL of the public API."""
+        return f"http://{self.host}:{self.port}"
+
+    @property
+    def engine_url(self) -> str:
+        """Base URL of the engine; only the gateway calls it."""
+        return f"http://127.0.0.1:{self.engine_port}"
+
+
+def check_ports(config: ServeConfig) -> None:
+    """Raise ``click.ClickException`` naming the first port that is taken."""
+    wanted = {
+        "--port": (config.host, config.port),
+        "--metrics-port": (config.host, config.metrics_port),
+        "--engine-port": ("127.0.0.1", config.engine_port),
+    }
+    if len({port for _, port in wanted.values()}) < len(wanted):
+        raise click.ClickException(
+            f"--port {config.port}, --metrics-port {config.metrics_port} and --engine-port "
+            f"{config.engine_port} must differ"
+        )
+    for option, (host, port) in wanted.items():
+        try:
+            with socket.create_server((host, port)):
+                pass
+        except OSError as error:
+            raise click.ClickException(
+                f"{option}: cannot listen on {host}:{port} ({error.strerror}); choose another port"
+            ) from error
+
+
+def ready_line(config: ServeConfig, model: str, seconds: float) -> str:
+    """The line that tells a user what to paste."""
+    body = (
+        f'{{"model": "{model}", "stream": true, "stream_options": {{"include_usage": true}}, '
+        f'"return_spec_tokens_details": true, '
+        f'"messages": [{{"role": "user", "content": "Count from 1 to 40."}}]}}'
+    )
+    return (
+        f"ready after {seconds:.1f} s; try: curl -N {config.gateway_url}/v1/chat/completions "
+        f"-H 'Content-Type: application/json' -d '{body}'"
+    )
+
+
+async def _wait_ready(
+    config: ServeConfig, session: aiohttp.ClientSession, children: list[Child]
+) -> str:
+    """Wait until the gateway has a ready replica; returns the served model's name."""
+    deadline = time.monotonic() + config.start_seconds
+    while True:
+        for child in children:
+            if child.process.returncode is not None:
+                raise click.ClickException(
+                    f"the {child.name} ended with status {child.process.returncode} while starting"
+                )
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            async with session.get(f"{config.gateway_url}/readyz") as answer:
+                if answer.status == 200:
+                    break
+        if time.monotonic() > deadline:
+            raise click.ClickException(
+                f"not ready after {config.start_seconds:.0f} s (--start-seconds)"
+            )
+        await asyncio.sleep(0.1)
+    async with session.get(f"{config.engine_url}/v1/models") as answer:
+        models = await answer.json()
+    return str(models["data"][0]["id"])
+
+
+def _kill_all(children: list[Child]) -> None:
+    for child in children:
+        child.kill()
+
+
+async def serve(config: ServeConfig) -> int:
+    """Run both parts until a signal comes or one of them ends; returns the exit status."""
+    check_ports(config)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    begin = time.monotonic()
+    engine_args = (
+        "embedded",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(config.engine_port),
+        *config.engine_args,
+    )
+    gateway_args = (
+        *("gateway", "--host", config.host, "--port", str(config.port)),
+        *("--metrics-port", str(config.metrics_port), "--replica", config.engine_url),
+    )
+    children: list[Child] = []
+    status = 0
+    try:
+        children.append(await start_child("embedded engine", engine_args))
+        children.append(await start_child("gateway", gateway_args))
+        timeout = aiohttp.ClientTimeout(total=2.0)
+        stopped = asyncio.create_task(stop.wait())
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            ready = asyncio.create_task(_wait_ready(config, session, children))
+            await asyncio.wait({ready, stopped}, return_when=asyncio.FIRST_COMPLETED)
+            if ready.done():
+                click.echo(ready_line(config, ready.result(), time.monotonic() - begin))
+            else:
+                ready.cancel()
+        ends = {asyncio.create_task(child.process.wait()): child for child in children}
+        done, _ = await asyncio.wait({stopped, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done & set(ends):
+            click.echo(f"the {ends[task].name} ended with status {task.result()}", err=True)
+            status = 1
+        if stopped.done():
+            click.echo("draining; Ctrl-C again to stop at once", err=True)
+            loop.add_signal_handler(signal.SIGINT, _kill_all, children)
+    finally:
+        for child in reversed(children):
+            await child.stop(config.drain_seconds)
+    return status
+
+
+@click.command("serve")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address of the public API.")
+@click.option("--port", default=8080, show_default=True, type=_PORT, help="Port of the public API.")
+@click.option(
+    "--metrics-port", default=9080, show_default=True, type=_PORT, help="Gateway metrics."
+)
+@click.option(
+    "--engine-port", default=30000, show_default=True, type=_PORT, help="Engine (loopback)."
+)
+@click.option(
+    "--start-seconds", default=120.0, show_default=True, help="Give up starting after this."
+)
+@click.option(
+    "--drain-seconds", default=60.0, show_default=True, help="Longest drain of each part."
+)
+@click.argument("engine_args", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def serve_command(
+    ctx: click.Context,
+    host: str,
+    port: int,
+    metrics_port: int,
+    engine_port: int,
+    start_seconds: float,
+    drain_seconds: float,
+    engine_args: tuple[str, ...],
+) -> None:
+    """Start the embedded engine and the gateway on this machine.
+
+    Arguments after -- go to `longleaf embedded`.
+    """
+    config = ServeConfig(
+        host, port, metrics_port, engine_port, start_seconds, drain_seconds, engine_args
+    )
+    ctx.exit(asyncio.run(serve(config)))
