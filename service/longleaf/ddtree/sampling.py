@@ -1,0 +1,109 @@
+"""The target's sampling distribution, and a draw from it.
+
+Order of the filters: temperature, top-k, top-p, min-p, each over what the one before left, as
+SGLang's sampler and its speculative verification renormalise (vLLM applies min-p before
+top-k). top-p counts mass over the renormalised top-k survivors.
+"""
+
+from dataclasses import dataclass
+from math import inf, isfinite
+
+import numpy as np
+import numpy.typing as npt
+
+from longleaf.ddtree.ranking import rank_descending
+
+WHOLE_VOCABULARY = -1
+GREEDY_BELOW = 1e-6
+"""Temperatures below this are greedy, as in SGLang."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the target samples. Raises ValueError naming the field and its limit.
+
+    temperature: >= 0; 0 (anything below 1e-6) is greedy.
+    top_p: in (0, 1]; keep the fewest most probable tokens that hold this mass; 1 keeps all.
+    top_k: -1 for the whole vocabulary, or at least 1; 1 is greedy.
+    min_p: in [0, 1]; drop tokens less probable than min_p times the most probable one.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = WHOLE_VOCABULARY
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (isfinite(self.temperature) and self.temperature >= 0.0):
+            raise ValueError(f"temperature must be finite and at least 0, got {self.temperature}")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}")
+        if self.top_k != WHOLE_VOCABULARY and self.top_k < 1:
+            raise ValueError(
+                f"top_k must be -1 (the whole vocabulary) or at least 1, got {self.top_k}"
+            )
+        if not 0.0 <= self.min_p <= 1.0:
+            raise ValueError(f"min_p must be in [0, 1], got {self.min_p}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most probable token is always taken (equal logits: lowest id)."""
+        return self.temperature < GREEDY_BELOW or self.top_k == 1
+
+
+def target_distribution(
+    logits: npt.NDArray[np.floating], params: SamplingParams
+) -> npt.NDArray[np.float64]:
+    """Return the distribution that a request samples from, float64[V], sum 1.
+
+    logits: [V], any float dtype; -inf marks a forbidden token. Ranks are by logit, equal logits
+    by lower token id, so top-k keeps exactly k tokens. top-p keeps a token iff the mass ranked
+    before it is below top_p. Greedy parameters give all mass to the argmax.
+    Raises ValueError for NaN, +inf or logits of -inf alone.
+    """
+    if logits.ndim != 1 or logits.size == 0:
+        raise ValueError(f"logits must be [V], V >= 1, got shape {list(logits.shape)}")
+    vocabulary = logits.shape[0]
+    peak = float(logits.max())
+    if not -inf < peak < inf:  # NaN fails too
+        raise ValueError(f"logits must have a finite maximum, got {peak}")
+    probs = np.zeros(vocabulary, dtype=np.float64)
+    if params.greedy:
+        probs[int(logits.argmax())] = 1.0
+        return probs
+    limited = params.top_k != WHOLE_VOCABULARY and params.top_k < vocabulary
+    kept: npt.NDArray[np.int64] | slice = slice(None)
+    if limited or params.top_p < 1.0:
+        kept = rank_descending(logits, params.top_k if limited else vocabulary)
+    weights = logits[kept].astype(np.float64)
+    weights -= peak
+    weights /= params.temperature
+    np.exp(weights, out=weights)
+    if params.top_p < 1.0:
+        mass = np.cumsum(weights)
+        before = np.concatenate(([0.0], mass[:-1]))
+        weights[before >= params.top_p * mass[-1]] = 0.0
+    if params.min_p > 0.0:
+        weights[weights < params.min_p] = 0.0  # the most probable weight is exp(0) = 1
+    probs[kept] = weights / weights.sum()
+    return probs
+
+
+def draw(probs: npt.NDArray[np.float64], u: float) -> int:
+    """Return the token that inverse-CDF sampling gives for the uniform `u` in [0, 1].
+
+    probs: float64[V], non-negative; its sum need not be exactly 1. The answer is the lowest
+    token whose cumulative mass, summed by ascending id, exceeds u times the total; where
+    rounding leaves none (u at or next to 1), the highest one that adds mass. Never a token of
+    probability zero.
+    """
+    if not 0.0 <= u <= 1.0:
+        raise ValueError(f"u must be in [0, 1], got {u}")
+    cumulative = np.cumsum(probs)
+    total = float(cumulative[-1])
+    if not 0.0 < total < inf:
+        raise ValueError(f"probs must have a positive finite sum, got {total}")
+    token = int(np.searchsorted(cumulative, u * total, side="right"))
+    if token == cumulative.size:
+        token = int(np.searchsorted(cumulative, total, side="left"))
+    return token
