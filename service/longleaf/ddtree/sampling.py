@@ -63,30 +63,43 @@ def target_distribution(
     """
     if logits.ndim != 1 or logits.size == 0:
         raise ValueError(f"logits must be [V], V >= 1, got shape {list(logits.shape)}")
-    vocabulary = logits.shape[0]
     peak = float(logits.max())
     if not -inf < peak < inf:  # NaN fails too
         raise ValueError(f"logits must have a finite maximum, got {peak}")
-    probs = np.zeros(vocabulary, dtype=np.float64)
+    probs = np.zeros(logits.shape[0], dtype=np.float64)
     if params.greedy:
         probs[int(logits.argmax())] = 1.0
         return probs
-    limited = params.top_k != WHOLE_VOCABULARY and params.top_k < vocabulary
-    kept: npt.NDArray[np.int64] | slice = slice(None)
-    if limited or params.top_p < 1.0:
-        kept = rank_descending(logits, params.top_k if limited else vocabulary)
-    weights = logits[kept].astype(np.float64)
+    weights = logits.astype(np.float64)
     weights -= peak
     weights /= params.temperature
     np.exp(weights, out=weights)
-    if params.top_p < 1.0:
-        mass = np.cumsum(weights)
-        before = np.concatenate(([0.0], mass[:-1]))
-        weights[before >= params.top_p * mass[-1]] = 0.0
+    kept = _top_k_top_p(logits, weights, params)
+    probs[kept] = weights[kept]
     if params.min_p > 0.0:
-        weights[weights < params.min_p] = 0.0  # the most probable weight is exp(0) = 1
-    probs[kept] = weights / weights.sum()
+        probs[probs < params.min_p] = 0.0  # the most probable weight is exp(0) = 1
+    probs /= probs.sum()
     return probs
+
+
+def _top_k_top_p(
+    logits: npt.NDArray[np.floating], weights: npt.NDArray[np.float64], params: SamplingParams
+) -> npt.NDArray[np.int64] | slice:
+    """Return an index of the tokens that pass top-k and then top-p."""
+    vocabulary = logits.shape[0]
+    limit = vocabulary if params.top_k == WHOLE_VOCABULARY else min(params.top_k, vocabulary)
+    survivors = slice(None) if limit == vocabulary else rank_descending(logits, limit)
+    if params.top_p == 1.0:
+        return survivors
+    threshold = params.top_p * weights[survivors].sum()
+    # The nucleus is small as a rule: widen the ranking until it holds the mass asked for.
+    width = min(64, limit)
+    while True:
+        ranked = rank_descending(logits, width)
+        mass = np.cumsum(weights[ranked])
+        if mass[-1] >= threshold or width == limit:
+            return ranked[: np.searchsorted(mass, threshold, side="left") + 1]
+        width = min(8 * width, limit)
 
 
 def draw(probs: npt.NDArray[np.float64], u: float) -> int:
