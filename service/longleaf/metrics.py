@@ -30,6 +30,10 @@ _STEP_BUCKETS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1),
     *(0.25, 0.5, 1.0, 2.5),
 )
+_REQUEST_BUCKETS = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
+    *(300.0, 600.0, 1800.0),
+)
 
 
 def context_bucket(tokens: int) -> str:
@@ -86,5 +90,70 @@ class EngineMetrics:
             "longleaf_kv_pool_tokens",
             "Slots of the KV pool by state: used by running requests, cached for reuse, or free.",
             ("state",),
+            registry=registry,
+        )
+
+
+class GatewayMetrics:
+    """The gateway families: what clients got, how fast, and what the replicas did."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        by_route = ("route",)
+        self.requests = Counter(
+            "longleaf_gateway_requests_total",
+            "Requests answered, by route, HTTP status (499: the client left) and reason "
+            "(ok, or the error code of the answer).",
+            ("route", "code", "reason"),
+            registry=registry,
+        )
+        self.in_flight = Gauge(
+            "longleaf_gateway_in_flight_requests",
+            "Requests that have arrived and are not yet answered in full.",
+            by_route,
+            registry=registry,
+        )
+        self.first_byte_seconds = Histogram(
+            "longleaf_gateway_first_byte_seconds",
+            "Time from a request's arrival to the first byte of its answer's body.",
+            by_route,
+            buckets=_REQUEST_BUCKETS,
+            registry=registry,
+        )
+        self.request_seconds = Histogram(
+            "longleaf_gateway_request_seconds",
+            "Time from a request's arrival to the end of its answer.",
+            by_route,
+            buckets=_REQUEST_BUCKETS,
+            registry=registry,
+        )
+        self.upstream_errors = Counter(
+            "longleaf_gateway_upstream_errors_total",
+            "Failed exchanges with a replica, by kind of failure.",
+            ("replica", "kind"),
+            registry=registry,
+        )
+        self.retries = Counter(
+            "longleaf_gateway_retries_total",
+            "Requests sent to another replica because the one before failed without an answer.",
+            registry=registry,
+        )
+        self.aborts = Counter(
+            "longleaf_gateway_aborts_total",
+            "Generations that a replica was told to stop, by how far the answer had come "
+            "(before_first_event, after_first_event).",
+            ("when",),
+            registry=registry,
+        )
+        self.replica_ready = Gauge(
+            "longleaf_gateway_replica_ready",
+            "1 while the replica passes its health checks and its limits are known, else 0.",
+            ("replica",),
+            registry=registry,
+        )
+        self.token_counts = Counter(
+            "longleaf_gateway_token_counts_total",
+            "Prompts by how their length was established: bounded (by bytes, no count needed), "
+            "counted (by a replica's tokenizer) or failed.",
+            ("outcome",),
             registry=registry,
         )

@@ -1,0 +1,1 @@
+"""Admission: whether a request can be served at all."""

@@ -1,0 +1,1 @@
+"""HTTP surface: routes, request bodies, answers and errors."""

@@ -1,0 +1,89 @@
+"""Error answers over ASGI, and the headers that pass through the gateway."""
+
+import asyncio
+from collections.abc import Iterable
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from longleaf.gateway.api.errors import ApiError
+
+_HOP_BY_HOP = {
+    *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection"),
+    *("te", "trailer", "trailers", "transfer-encoding", "upgrade"),
+}
+_NOT_UPSTREAM = _HOP_BY_HOP | {
+    *("host", "content-length", "content-type", "expect", "accept-encoding"),
+    *("authorization", "x-api-key", "cookie", "x-request-id"),
+}
+_NOT_DOWNSTREAM = {
+    name.encode()
+    for name in _HOP_BY_HOP
+    | {"content-length", "date", "server", "set-cookie", "x-request-id", "x-accel-buffering"}
+}
+_LINGER_SECONDS = 2.0
+
+RawHeaders = list[tuple[bytes, bytes]]
+
+
+class ErrorResponse(Response):
+    """An ``ApiError`` as an answer.
+
+    After a body over the limit (413) the connection will close. Closing while the client still
+    sends would reset it and lose the answer, so for a moment more is read and thrown away.
+    """
+
+    media_type = "application/json"
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.body(), error.status, dict(error.headers))
+        self.error = error
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        record = scope.get("longleaf.record")
+        if record is not None:
+            record.reason = self.error.reason
+        if self.status_code != 413:
+            await super().__call__(scope, receive, send)
+            return
+        start = {"status": self.status_code, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **start})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        try:
+            async with asyncio.timeout(_LINGER_SECONDS):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect" or not message.get("more_body"):
+                        break
+        except TimeoutError:
+            pass
+        await send({"type": "http.response.body", "body": b""})
+
+
+def headers_upstream(
+    headers: Iterable[tuple[bytes, bytes]], request_id: str
+) -> list[tuple[str, str]]:
+    """The client's headers for the replica: end to end ones only, and never its key."""
+    decoded = [(name.decode("latin-1").lower(), _text(value)) for name, value in headers]
+    named = {
+        token.strip().lower()
+        for name, value in decoded
+        if name == "connection"
+        for token in value.split(",")
+    }
+    dropped = _NOT_UPSTREAM | named
+    passed = [(name, value) for name, value in decoded if name not in dropped]
+    return [*passed, ("content-type", "application/json"), ("x-request-id", request_id)]
+
+
+def headers_downstream(headers: RawHeaders) -> RawHeaders:
+    """The replica's headers for the client: end to end ones only."""
+    return [(name, value) for name, value in headers if name not in _NOT_DOWNSTREAM]
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return value.decode("latin-1")

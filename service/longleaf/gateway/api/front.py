@@ -1,0 +1,131 @@
+"""What every request passes first: ids, the API key, draining, metrics and the log line."""
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Mapping
+
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from longleaf.gateway.api import errors
+from longleaf.gateway.api.answers import ErrorResponse
+from longleaf.gateway.auth import KeyRing
+from longleaf.gateway.drain import Drain
+from longleaf.gateway.request_log import RequestRecord
+from longleaf.metrics import GatewayMetrics
+
+logger = logging.getLogger(__name__)
+
+_ROUTES: Mapping[str, str] = {
+    "/v1/chat/completions": "chat_completions",
+    "/v1/completions": "completions",
+    "/v1/models": "models",
+    "/livez": "livez",
+    "/readyz": "readyz",
+    "/openapi.json": "openapi",
+}
+_OPEN = frozenset({"livez", "readyz", "openapi"})
+_WORK = frozenset({"chat_completions", "completions"})
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+class Front:
+    """ASGI middleware around the whole application."""
+
+    def __init__(
+        self, app: ASGIApp, keys: KeyRing | None, drain: Drain, metrics: GatewayMetrics
+    ) -> None:
+        self._app = app
+        self._keys = keys
+        self._drain = drain
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request; everything else (lifespan) passes through."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = _record(scope)
+        scope["longleaf.record"] = record
+        answer = _Answer(record, send)
+        in_flight = self._metrics.in_flight.labels(record.route)
+        in_flight.inc()
+        try:
+            refusal = self._refusal(scope, record.route)
+            if refusal is not None:
+                await ErrorResponse(refusal)(scope, receive, answer)
+            elif record.route in _WORK:
+                with self._drain.request():
+                    await self._app(scope, receive, answer)
+            else:
+                await self._app(scope, receive, answer)
+        except ClientDisconnect:
+            record.status, record.reason = 499, "client_left"
+        except Exception:
+            logger.exception("request failed", extra={"fields": {"rid": record.rid}})
+            record.reason = "internal_error"
+            if not record.status:
+                await ErrorResponse(errors.internal_error())(scope, receive, answer)
+        finally:
+            in_flight.dec()
+            self._finish(record)
+
+    def _refusal(self, scope: Scope, route: str) -> errors.ApiError | None:
+        if self._keys is not None and route not in _OPEN:
+            authorization = _header(scope, b"authorization") or b""
+            if not self._keys.accepts(authorization.decode("latin-1")):
+                return errors.invalid_api_key()
+        if self._drain.draining and route in _WORK:
+            refusal = errors.service_unavailable("The gateway is shutting down.", 1.0)
+            refusal.headers = {**refusal.headers, "connection": "close"}
+            return refusal
+        return None
+
+    def _finish(self, record: RequestRecord) -> None:
+        ended = time.perf_counter()
+        metrics, route = self._metrics, record.route
+        metrics.requests.labels(route, str(record.status), record.reason).inc()
+        metrics.request_seconds.labels(route).observe(ended - record.started)
+        if record.first_byte is not None:
+            metrics.first_byte_seconds.labels(route).observe(record.first_byte - record.started)
+        record.write(ended)
+
+
+class _Answer:
+    """``send`` that notes what was sent, and puts the request id on the answer."""
+
+    __slots__ = ("_record", "_send")
+
+    def __init__(self, record: RequestRecord, send: Send) -> None:
+        self._record = record
+        self._send = send
+
+    async def __call__(self, message: Message) -> None:
+        record = self._record
+        if message["type"] == "http.response.body":
+            body = message.get("body")
+            if body:
+                if record.first_byte is None:
+                    record.first_byte = time.perf_counter()
+                record.sent_bytes += len(body)
+        elif message["type"] == "http.response.start":
+            record.status = message["status"]
+            identity = (b"x-request-id", record.request_id.encode())
+            message = {**message, "headers": [*message.get("headers", ()), identity]}
+        await self._send(message)
+
+
+def _record(scope: Scope) -> RequestRecord:
+    path: str = scope["path"]
+    route = _ROUTES.get(path) or ("models" if path.startswith("/v1/models/") else "other")
+    rid = uuid.uuid4().hex
+    given = _header(scope, b"x-request-id")
+    usable = given is not None and _REQUEST_ID.fullmatch(given) is not None
+    request_id = given.decode() if given is not None and usable else rid
+    return RequestRecord(rid, request_id, scope["method"], route)
+
+
+def _header(scope: Scope, name: bytes) -> bytes | None:
+    return next((value for key, value in scope["headers"] if key == name), None)

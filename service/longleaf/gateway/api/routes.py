@@ -1,0 +1,128 @@
+"""The public routes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from longleaf.gateway.api import errors
+from longleaf.gateway.api.answers import headers_upstream
+from longleaf.gateway.api.body import parse_body, read_body
+from longleaf.gateway.api.relay import Call, Relay, RelayResponse
+from longleaf.gateway.api.schemas import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    ErrorEnvelope,
+    GenerationRequest,
+    Health,
+    ModelCard,
+    ModelList,
+)
+from longleaf.gateway.request_log import RequestRecord
+
+_ERRORS: Mapping[int, str] = {
+    400: "Malformed body or wrong parameter; `context_length_exceeded` if it can never fit.",
+    401: "No API key, or a wrong one.",
+    404: "Unknown model.",
+    413: "The body is over the byte limit.",
+    429: "Every replica is full; `Retry-After` tells when to come back.",
+    500: "The gateway or the replica failed.",
+    502: "The replica gave no valid answer.",
+    503: "No replica is ready; `Retry-After` tells when to come back.",
+    504: "The replica stayed silent too long.",
+}
+
+
+def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": ErrorEnvelope, "description": _ERRORS[status]} for status in statuses}
+
+
+def _generation(schema: type[GenerationRequest], what: str) -> dict[str, Any]:
+    """OpenAPI of a route whose body the handler reads itself."""
+    reference = {"$ref": f"#/components/schemas/{schema.__name__}"}
+    return {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": reference}}},
+        "responses": {
+            "200": {
+                "description": f"The {what}, or its chunks as server-sent events if `stream`.",
+                "content": {
+                    "application/json": {"schema": {"type": "object"}},
+                    "text/event-stream": {"schema": {"type": "string"}},
+                },
+            }
+        },
+    }
+
+
+def make_router(relay: Relay) -> APIRouter:
+    """The routes over one ``Relay``."""
+    router = APIRouter(redirect_slashes=False)
+
+    async def generate(request: Request, schema: type[GenerationRequest]) -> Response:
+        record: RequestRecord = request.scope["longleaf.record"]
+        text = await read_body(request, relay.config.max_body_bytes)
+        record.body_bytes = len(text)
+        body = parse_body(text, schema)
+        record.stream = bool(body.fields.get("stream"))
+        record.model = str(body.fields["model"])[:200]
+        headers = headers_upstream(request.scope["headers"], record.request_id)
+        return RelayResponse(relay, Call(request.url.path, body, headers, record))
+
+    all_errors = _errors(400, 401, 404, 413, 429, 500, 502, 503, 504)
+
+    @router.post(
+        "/v1/chat/completions",
+        summary="Chat completion",
+        response_class=Response,
+        responses=all_errors,
+        openapi_extra=_generation(ChatCompletionRequest, "chat completion"),
+    )
+    async def chat_completions(request: Request) -> Response:
+        """Answer a chat. Fields that are not listed go to the engine untouched."""
+        return await generate(request, ChatCompletionRequest)
+
+    @router.post(
+        "/v1/completions",
+        summary="Completion",
+        response_class=Response,
+        responses=all_errors,
+        openapi_extra=_generation(CompletionRequest, "completion"),
+    )
+    async def completions(request: Request) -> Response:
+        """Continue a prompt. Fields that are not listed go to the engine untouched."""
+        return await generate(request, CompletionRequest)
+
+    @router.get("/v1/models", summary="Models", responses=_errors(401, 503))
+    async def models() -> ModelList:
+        """The models that the ready replicas serve."""
+        if not relay.registry.ready():
+            raise relay.no_replica()
+        cards = relay.registry.model_cards()
+        return ModelList(data=[ModelCard.model_validate(card) for card in cards])
+
+    @router.get("/v1/models/{model:path}", summary="One model", responses=_errors(401, 404, 503))
+    async def model(model: str) -> ModelCard:
+        """One served model."""
+        if not relay.registry.ready():
+            raise relay.no_replica()
+        for card in relay.registry.model_cards():
+            if card["id"] == model:
+                return ModelCard.model_validate(card)
+        raise errors.model_not_found(model)
+
+    @router.get("/livez", summary="Liveness")
+    async def livez() -> Health:
+        """200 as long as the process answers at all."""
+        return Health(status="live", ready_replicas=len(relay.registry.ready()))
+
+    @router.get("/readyz", summary="Readiness", responses=_errors(503))
+    async def readyz() -> Health:
+        """200 while at least one replica is ready and the gateway is not draining."""
+        if relay.drain.draining:
+            raise errors.service_unavailable("The gateway is shutting down.", 1.0)
+        ready = relay.registry.ready()
+        if not ready:
+            raise relay.no_replica()
+        return Health(status="ready", ready_replicas=len(ready))
+
+    return router

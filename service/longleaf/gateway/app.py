@@ -1,0 +1,114 @@
+"""Puts the gateway together: one FastAPI application over one registry of replicas."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.utils import get_openapi
+from prometheus_client import CollectorRegistry
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import ASGIApp
+
+from longleaf import __version__
+from longleaf.gateway.admission.context_length import ContextLengthCheck
+from longleaf.gateway.api import errors
+from longleaf.gateway.api.answers import ErrorResponse
+from longleaf.gateway.api.front import Front
+from longleaf.gateway.api.relay import Relay
+from longleaf.gateway.api.routes import make_router
+from longleaf.gateway.api.schemas import ChatCompletionRequest, CompletionRequest
+from longleaf.gateway.auth import KeyRing
+from longleaf.gateway.config import GatewayConfig
+from longleaf.gateway.drain import Drain
+from longleaf.gateway.replicas.registry import ReplicaRegistry
+from longleaf.gateway.routing.policy import make_policy
+from longleaf.metrics import GatewayMetrics
+
+
+def build_app(config: GatewayConfig, drain: Drain, prometheus: CollectorRegistry) -> ASGIApp:
+    """The public application. Its lifespan opens and closes the replicas' clients.
+
+    Raises ``ValueError`` for a key file that cannot be used.
+    """
+    keys = None if config.api_key_file is None else KeyRing.load(config.api_key_file)
+    metrics = GatewayMetrics(prometheus)
+    registry = ReplicaRegistry(config, metrics)
+    relay = Relay(
+        config,
+        registry,
+        make_policy(config.routing),
+        ContextLengthCheck(metrics, config.tokenize_timeout),
+        drain,
+        metrics,
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await registry.start()
+        try:
+            yield
+        finally:
+            await registry.close()
+
+    app = FastAPI(
+        title="Longleaf",
+        version=__version__,
+        summary="Chat completions for long contexts.",
+        lifespan=lifespan,
+        redirect_slashes=False,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.include_router(make_router(relay))
+    _add_error_handlers(app)
+    _add_body_schemas(app, secured=keys is not None)
+    return Front(app, keys, drain, metrics)
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    @app.exception_handler(errors.ApiError)
+    async def api_error(_: Request, error: errors.ApiError) -> ErrorResponse:
+        return ErrorResponse(error)
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> ErrorResponse:
+        path = request.url.path
+        if error.status_code == 404:
+            return ErrorResponse(errors.not_found(path))
+        if error.status_code == 405:
+            headers = error.headers or {}
+            return ErrorResponse(errors.method_not_allowed(request.method, path, headers))
+        return ErrorResponse(errors.internal_error(error.status_code, str(error.detail)))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> ErrorResponse:
+        first = error.errors()[0]
+        param = str(first["loc"][-1])
+        return ErrorResponse(errors.invalid_request(f"{param}: {first['msg']}.", param))
+
+
+def _add_body_schemas(app: FastAPI, *, secured: bool) -> None:
+    """Put the bodies that handlers read themselves into the OpenAPI document."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = get_openapi(
+                title=app.title, version=app.version, summary=app.summary, routes=app.routes
+            )
+            _, definitions = models_json_schema(
+                [(ChatCompletionRequest, "validation"), (CompletionRequest, "validation")],
+                ref_template="#/components/schemas/{model}",
+            )
+            components = document.setdefault("components", {})
+            components.setdefault("schemas", {}).update(definitions["$defs"])
+            if secured:
+                components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+                document["security"] = [{"key": []}]
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

@@ -1,0 +1,100 @@
+"""``longleaf gateway``."""
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+from typing import get_args
+
+import click
+from pydantic import ValidationError
+
+from longleaf.gateway.config import GatewayConfig, RoutingPolicyName
+from longleaf.gateway.request_log import JsonFormatter
+from longleaf.gateway.server import GatewayServer, PortError
+
+_FLAGS = {"replicas": "--replica"}
+
+
+def load_config(**flags: object) -> GatewayConfig:
+    """The configuration: flags that were given, over the environment, over the defaults.
+
+    ``click.ClickException`` lists every wrong value with its flag.
+    """
+    given = {name: value for name, value in flags.items() if value is not None and value != ()}
+    try:
+        return GatewayConfig(**given)  # type: ignore[arg-type]
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors(include_url=False):
+            name = str(problem["loc"][0]) if problem["loc"] else ""
+            flag = _FLAGS.get(name, "--" + name.replace("_", "-")) if name else ""
+            message = problem["msg"].removeprefix("Value error, ")
+            own = problem["type"] == "value_error" or name in {"", "upstream_api_key"}
+            value = "" if own else f" (got {problem['input']!r})"
+            lines.append(f"{flag}: {message}{value}" if flag else message)
+        raise click.ClickException("; ".join(lines)) from None
+
+
+def configure_logging(level: str) -> None:
+    """JSON lines on standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+
+
+async def _run(config: GatewayConfig) -> None:
+    await GatewayServer(config).run()
+
+
+@click.command("gateway")
+@click.option(
+    "--replica", "replicas", multiple=True, metavar="URL", help="Base URL of a replica; repeat."
+)
+@click.option("--host", help="Address of the public API.  [default: 127.0.0.1]")
+@click.option("--port", type=int, help="Port of the public API.  [default: 8080]")
+@click.option("--metrics-host", help="Address of /metrics.  [default: 127.0.0.1]")
+@click.option("--metrics-port", type=int, help="Port of /metrics.  [default: 9080]")
+@click.option(
+    "--api-key-file",
+    type=click.Path(path_type=Path),
+    help="File of accepted API keys, one a line, plain or sha256:<hex>. Without it: open to all.",
+)
+@click.option("--upstream-api-key", help="Bearer key for the replicas (better: by environment).")
+@click.option("--max-body-bytes", type=int, help="Largest request body.  [default: 67108864]")
+@click.option(
+    "--routing",
+    type=click.Choice(get_args(RoutingPolicyName)),
+    help="Routing policy.  [default: least_in_flight]",
+)
+@click.option("--max-attempts", type=int, help="Replicas one request may try.  [default: 3]")
+@click.option("--connect-timeout", type=float, help="Seconds.  [default: 5]")
+@click.option(
+    "--first-byte-timeout", type=float, help="Seconds to the first event.  [default: 1800]"
+)
+@click.option("--idle-timeout", type=float, help="Seconds between chunks.  [default: 300]")
+@click.option("--health-interval", type=float, help="Seconds between checks.  [default: 5]")
+@click.option("--health-timeout", type=float, help="Seconds, more than 1.  [default: 5]")
+@click.option(
+    "--drain-timeout", type=float, help="Seconds for running answers to end.  [default: 600]"
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="Health requests are logged at debug.",
+)
+def gateway_command(log_level: str, **flags: object) -> None:
+    """Serve the OpenAI API in front of one or more replicas.
+
+    Every option can be set as LONGLEAF_GATEWAY_<NAME> too (LONGLEAF_GATEWAY_REPLICAS takes a list
+    with commas); flags win.
+    """
+    config = load_config(**flags)
+    configure_logging(log_level)
+    try:
+        asyncio.run(_run(config))
+    except (ValueError, PortError) as error:
+        raise click.ClickException(str(error)) from error

@@ -1,0 +1,99 @@
+"""The gateway's configuration: read once (flags over ``LONGLEAF_GATEWAY_*``), then passed down."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Port = Annotated[int, Field(ge=0, le=65_535)]
+RoutingPolicyName = Literal["least_in_flight", "round_robin"]
+
+
+def normalized_replica_url(text: str) -> str:
+    """Check the base URL of a replica and strip its trailing slash; ``ValueError`` says why not."""
+    text = text.strip()
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"replica {text!r} is not a URL: {error}") from error
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError(f"replica {text!r} is not a URL like http://host:30000")
+    if parts.query or parts.fragment or parts.username is not None or port == 0:
+        raise ValueError(f"replica {text!r} must be a plain base URL: scheme, host, port, path")
+    return text.rstrip("/")
+
+
+class GatewayConfig(BaseSettings):
+    """Every setting of the gateway; times in seconds, sizes in bytes."""
+
+    model_config = SettingsConfigDict(env_prefix="LONGLEAF_GATEWAY_", frozen=True, extra="forbid")
+
+    replicas: Annotated[tuple[str, ...], NoDecode] = ()
+    """Base URLs of the replicas (in the environment: separated by commas)."""
+    host: str = "127.0.0.1"
+    port: Port = 8080
+    metrics_host: str = "127.0.0.1"
+    metrics_port: Port = 9080
+    """Port of ``/metrics``, apart from the public port."""
+    api_key_file: Path | None = None
+    """File of accepted API keys, one a line; without it the API is open to everyone."""
+    upstream_api_key: SecretStr | None = None
+    """Bearer key sent to the replicas; a client's own key never is."""
+    max_body_bytes: Annotated[int, Field(gt=0)] = 64 * 2**20
+    routing: RoutingPolicyName = "least_in_flight"
+    max_attempts: Annotated[int, Field(ge=1, le=16)] = 3
+    """Replicas that one request may try, as long as none has sent an event."""
+    connect_timeout: Seconds = 5.0
+    first_byte_timeout: Seconds = 1800.0
+    """Longest wait for a replica's first event: a long prefill sends nothing at all before it."""
+    idle_timeout: Seconds = 300.0
+    """Longest silence between two chunks of a started answer."""
+    tokenize_timeout: Seconds = 30.0
+    health_interval: Seconds = 5.0
+    recovery_interval: Seconds = 0.5
+    """Interval of the health checks of a replica that is not ready."""
+    health_timeout: Seconds = 5.0
+    """Of one health check. SGLang's ``/health`` generates a token and takes about a second."""
+    unhealthy_after: Annotated[int, Field(ge=1)] = 3
+    """Failures in a row that make a ready replica not ready."""
+    healthy_after: Annotated[int, Field(ge=1)] = 2
+    """Successes in a row that make a replica ready again (the first time, one is enough)."""
+    facts_interval: Seconds = 30.0
+    """Age at which a replica's limits and models are read again."""
+    drain_timeout: Seconds = 600.0
+    """Longest wait for running answers after SIGTERM."""
+
+    @field_validator("replicas", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        if isinstance(value, str):
+            return tuple(part for part in value.split(",") if part.strip())
+        return value
+
+    @field_validator("replicas")
+    @classmethod
+    def _check_replicas(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        urls = tuple(normalized_replica_url(url) for url in value)
+        twice = sorted({url for url in urls if urls.count(url) > 1})
+        if twice:
+            raise ValueError(f"replica given twice: {', '.join(twice)}")
+        return urls
+
+    @field_validator("health_timeout")
+    @classmethod
+    def _check_health_timeout(cls, value: float) -> float:
+        if value <= 1.0:
+            raise ValueError(f"must be more than 1 s (a busy replica takes that long), got {value}")
+        return value
+
+    @model_validator(mode="after")
+    def _check_ports(self) -> "GatewayConfig":
+        if not self.replicas:
+            raise ValueError("no replica given: at least one --replica URL is needed")
+        if self.port and self.port == self.metrics_port:
+            raise ValueError(f"port and metrics_port must differ, both are {self.port}")
+        return self

@@ -1,0 +1,1 @@
+"""Replicas: one client each, their health, their limits, and the list of them."""

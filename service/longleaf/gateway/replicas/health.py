@@ -1,0 +1,42 @@
+"""Active health check of one replica."""
+
+import asyncio
+import logging
+import time
+
+from longleaf.gateway.config import GatewayConfig
+from longleaf.gateway.replicas.client import ReplicaError
+from longleaf.gateway.replicas.replica import Replica
+
+logger = logging.getLogger(__name__)
+
+
+async def watch(replica: Replica, config: GatewayConfig) -> None:
+    """Check ``replica`` for ever: ``/health``, and its facts when they are old or it was away.
+
+    A replica that is not ready is asked more often, so that it comes back soon. Facts are read
+    again before it is ready again: it may have returned with a smaller KV pool.
+    """
+    learnt = -float("inf")
+    while True:
+        try:
+            await _check_health(replica, config.health_timeout)
+            age = time.monotonic() - learnt
+            if not replica.ready or age >= config.facts_interval:
+                await replica.learn_facts(config.health_timeout)
+                learnt = time.monotonic()
+        except ReplicaError as failure:
+            replica.count_error("health")
+            replica.note_failure(str(failure))
+        except Exception:
+            logger.exception("health check of %s", replica.url)
+            replica.note_failure("the health check itself failed")
+        else:
+            replica.note_success()
+        await asyncio.sleep(config.health_interval if replica.ready else config.recovery_interval)
+
+
+async def _check_health(replica: Replica, limit: float) -> None:
+    status, _ = await replica.client.fetch("GET", "/health", limit)
+    if status != 200:
+        raise ReplicaError("bad_answer", f"{replica.url}/health answered {status}")

@@ -1,0 +1,128 @@
+"""One replica as the gateway sees it: client, health, limits and what runs on it."""
+
+import asyncio
+import json
+import logging
+
+from longleaf.gateway.replicas.client import ReplicaClient, ReplicaError
+from longleaf.gateway.replicas.facts import ReplicaFacts, parse_facts
+from longleaf.gateway.replicas.throughput import CompletionRate
+from longleaf.metrics import GatewayMetrics
+
+logger = logging.getLogger(__name__)
+
+_ABORT_SECONDS = 5.0
+
+
+class Replica:
+    """A replica. ``ready`` is set by the health check and read by routing.
+
+    Invariants: ``waiting <= in_flight``; both return to 0 when no request runs.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        client: ReplicaClient,
+        metrics: GatewayMetrics,
+        unhealthy_after: int,
+        healthy_after: int,
+    ) -> None:
+        self.url = url
+        self.client = client
+        self.facts: ReplicaFacts | None = None
+        self.rate = CompletionRate()
+        self.in_flight = 0
+        self.waiting = 0
+        """Requests in flight that have had no event yet."""
+        self._metrics = metrics
+        self._unhealthy_after = unhealthy_after
+        self._healthy_after = healthy_after
+        self._ready = False
+        self._was_ready = False
+        self._streak = 0
+        """Successes (> 0) or failures (< 0) in a row."""
+        self._aborts: set[asyncio.Task[None]] = set()
+        metrics.replica_ready.labels(url).set(0)
+
+    @property
+    def ready(self) -> bool:
+        """Whether new requests may go here."""
+        return self._ready
+
+    def note_success(self) -> None:
+        """A health check passed and the facts are known."""
+        self._streak = max(self._streak, 0) + 1
+        if not self._ready and (not self._was_ready or self._streak >= self._healthy_after):
+            self._set_ready(True, "passes its health checks")
+
+    def note_alive(self) -> None:
+        """The replica answered a request: failures before that are no longer in a row."""
+        self._streak = max(self._streak, 0)
+
+    def note_failure(self, why: str) -> None:
+        """A health check, or a connection, failed."""
+        self._streak = min(self._streak, 0) - 1
+        if self._ready and -self._streak >= self._unhealthy_after:
+            self._set_ready(False, why)
+
+    def _set_ready(self, ready: bool, why: str) -> None:
+        self._ready = ready
+        self._was_ready = self._was_ready or ready
+        self._metrics.replica_ready.labels(self.url).set(int(ready))
+        level = logging.INFO if ready else logging.WARNING
+        state = "ready" if ready else "not ready"
+        fields = {"replica": self.url, "ready": ready, "why": why}
+        logger.log(level, "replica %s", state, extra={"fields": fields})
+
+    async def learn_facts(self, limit: float) -> None:
+        """Read models and limits again; ``ReplicaError`` where the replica does not tell."""
+        models = await self.client.fetch_json("GET", "/v1/models", limit)
+        server_info = await self.client.fetch_json("GET", "/server_info", limit)
+        try:
+            facts = parse_facts(models, server_info)
+        except ValueError as error:
+            raise ReplicaError("bad_answer", f"{self.url}: {error}") from error
+        if facts.limits != (self.facts.limits if self.facts else None):
+            logger.info(
+                "replica limits",
+                extra={
+                    "fields": {
+                        "replica": self.url,
+                        "models": sorted(facts.model_names),
+                        "context_length": facts.limits.context_length,
+                        "max_req_input_len": facts.limits.max_req_input_len,
+                        "max_total_num_tokens": facts.limits.max_total_num_tokens,
+                    }
+                },
+            )
+        self.facts = facts
+
+    def count_error(self, kind: str) -> None:
+        """Count a failed exchange."""
+        self._metrics.upstream_errors.labels(self.url, kind).inc()
+
+    def abort(self, rid: str, started: bool) -> None:
+        """Tell the engine to stop request ``rid``, in the background.
+
+        The engine matches ids by prefix: ``rid`` must be a whole id of our own making.
+        """
+        when = "after_first_event" if started else "before_first_event"
+        self._metrics.aborts.labels(when).inc()
+        task = asyncio.get_running_loop().create_task(self._send_abort(rid))
+        self._aborts.add(task)
+        task.add_done_callback(self._aborts.discard)
+
+    async def _send_abort(self, rid: str) -> None:
+        body = json.dumps({"rid": rid}).encode()
+        try:
+            await self.client.fetch("POST", "/abort_request", _ABORT_SECONDS, body)
+        except ReplicaError as failure:
+            fields = {"replica": self.url, "rid": rid, "why": str(failure)}
+            logger.warning("abort not delivered", extra={"fields": fields})
+
+    async def close(self) -> None:
+        """Deliver the aborts that are under way, then close the connections."""
+        if self._aborts:
+            await asyncio.wait(self._aborts, timeout=_ABORT_SECONDS)
+        await self.client.close()

@@ -1,0 +1,1 @@
+"""Routing: which of the replicas that could take a request gets it."""

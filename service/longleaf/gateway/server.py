@@ -1,0 +1,155 @@
+"""Runs the gateway: a public port, an admin port for metrics, signals and the drain."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import uvicorn
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from longleaf.gateway.app import build_app
+from longleaf.gateway.config import GatewayConfig
+from longleaf.gateway.drain import Drain
+
+logger = logging.getLogger(__name__)
+
+_KEEPALIVE_SECONDS = 75
+"""Idle client connections; longer than the minute after which load balancers give them up."""
+_BACKLOG = 4096
+
+
+class PortError(Exception):
+    """A port that cannot be listened on."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with signals left to the gateway."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take none."""
+        yield
+
+
+def listen(host: str, port: int, option: str) -> socket.socket:
+    """A listening socket; ``PortError`` names the option, host and port."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise PortError(f"{option}: cannot listen on {host}:{port}: {error}") from error
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(_BACKLOG)
+    except OSError as error:
+        sock.close()
+        reason = error.strerror or error
+        raise PortError(f"{option}: cannot listen on {host}:{port}: {reason}") from error
+    return sock
+
+
+class GatewayServer:
+    """A gateway that listens. ``ValueError`` or ``PortError`` where it cannot."""
+
+    def __init__(self, config: GatewayConfig) -> None:
+        self._config = config
+        self.drain = Drain()
+        prometheus = CollectorRegistry()
+        ProcessCollector(registry=prometheus)
+        app = build_app(config, self.drain, prometheus)
+        self._sockets = [listen(config.host, config.port, "--port")]
+        try:
+            self._sockets.append(listen(config.metrics_host, config.metrics_port, "--metrics-port"))
+        except PortError:
+            self._sockets[0].close()
+            raise
+        self.port: int = self._sockets[0].getsockname()[1]
+        self.metrics_port: int = self._sockets[1].getsockname()[1]
+        self._public = _server(app, lifespan="on")
+        self._admin = _server(_metrics_app(prometheus), lifespan="off")
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Serve both ports inside the block; close everything at its end."""
+        public, admin = self._public, self._admin
+        tasks = [
+            asyncio.create_task(public.serve(self._sockets[:1])),
+            asyncio.create_task(admin.serve(self._sockets[1:])),
+        ]
+        try:
+            while not (public.started and admin.started):
+                ended = [task for task in tasks if task.done()]
+                if ended:
+                    raise RuntimeError("the server ended while starting") from ended[0].exception()
+                await asyncio.sleep(0.01)
+            yield
+        finally:
+            self.drain.begin()
+            self.drain.expire()
+            public.should_exit = admin.should_exit = True
+            await asyncio.gather(*tasks)
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, then drain; a second signal ends running answers."""
+        loop = asyncio.get_running_loop()
+        stop = asyncio.Event()
+
+        def on_signal(name: str) -> None:
+            if self.drain.draining:
+                self.drain.expire()
+            self.drain.begin()
+            stop.set()
+            fields = {"signal": name, "running": self.drain.running}
+            logger.info("draining", extra={"fields": fields})
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, on_signal, number.name)
+        async with self.running():
+            config = self._config
+            fields = {
+                "url": f"http://{config.host}:{self.port}",
+                "metrics": f"http://{config.metrics_host}:{self.metrics_port}/metrics",
+                "replicas": list(config.replicas),
+                "api_keys": config.api_key_file is not None,
+            }
+            logger.info("gateway listens", extra={"fields": fields})
+            await stop.wait()
+            finished = await self.drain.finish(config.drain_timeout)
+            logger.info("drained", extra={"fields": {"all_finished": finished}})
+
+
+def _server(app: ASGIApp, lifespan: "uvicorn.config.LifespanType") -> _Server:
+    return _Server(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan=lifespan,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=_KEEPALIVE_SECONDS,
+            timeout_graceful_shutdown=5,
+            backlog=_BACKLOG,
+        )
+    )
+
+
+def _metrics_app(prometheus: CollectorRegistry) -> Starlette:
+    async def metrics(request: Request) -> Response:
+        encoder, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encoder(prometheus), headers={"content-type": content_type})
+
+    return Starlette(routes=[Route("/metrics", metrics)])
