@@ -1,8 +1,9 @@
 """The target's sampling distribution, and a draw from it.
 
-Order of the filters: temperature, top-k, top-p, min-p, each over what the one before left, as
-SGLang's sampler and its speculative verification renormalise (vLLM applies min-p before
-top-k). top-p counts mass over the renormalised top-k survivors.
+Order of the filters: temperature, top-k, top-p, min-p, each over what the one before left,
+renormalised. That is SGLang's order in speculative verification (which has no min-p) and in its
+sampler when min-p is set; without min-p its sampler counts top-p mass over the whole
+vocabulary, and vLLM applies min-p before top-k.
 """
 
 from dataclasses import dataclass
