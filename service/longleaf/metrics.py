@@ -5,8 +5,11 @@ own. A family object belongs to the registry that is passed in: nothing here is 
 """
 
 from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.registry import Collector
 
 _CONTEXT_BOUNDS: tuple[tuple[int, str], ...] = (
     (1 << 10, "1k"),
@@ -92,6 +95,57 @@ class EngineMetrics:
             ("state",),
             registry=registry,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLoad:
+    """What an engine reports of its load: requests, tokens, tokens a second, shares from 0 to 1."""
+
+    num_running_reqs: int
+    num_queue_reqs: int
+    token_usage: float
+    kv_used_tokens: int
+    max_total_num_tokens: int
+    gen_throughput: float
+    cache_hit_rate: float
+    spec_accept_length: float
+    spec_accept_rate: float
+    spec_verify_calls_total: int
+
+
+_LOAD_HELP: Mapping[str, str] = {
+    "num_running_reqs": "The number of running requests.",
+    "num_queue_reqs": "The number of requests in the waiting queue.",
+    "token_usage": "Used share of the KV pool, 0 to 1.",
+    "kv_used_tokens": "Slots of the KV pool that running requests use.",
+    "max_total_num_tokens": "Slots of the KV pool.",
+    "gen_throughput": "Generated tokens a second.",
+    "cache_hit_rate": "Share of prompt tokens that the prefix cache had.",
+    "spec_accept_length": "Mean tokens that a verify step commits, the bonus token included.",
+    "spec_accept_rate": "Accepted share of the drafted nodes.",
+    "spec_verify_calls_total": "Verify steps of speculating requests.",
+}
+
+
+class SglangMetrics(Collector):
+    """The ``sglang:`` families that gateways read; ``load`` is asked at every scrape."""
+
+    def __init__(
+        self, registry: CollectorRegistry, model_name: str, load: Callable[[], EngineLoad]
+    ) -> None:
+        self._labels = {"model_name": model_name}
+        self._load = load
+        registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """Called by the registry."""
+        load = self._load()
+        for field, text in _LOAD_HELP.items():
+            name = f"sglang:{field}"
+            kind = "counter" if field.endswith("_total") else "gauge"
+            metric = Metric(name.removesuffix("_total"), text, kind)
+            metric.add_sample(name, self._labels, getattr(load, field))
+            yield metric
 
 
 class GatewayMetrics:

@@ -1,0 +1,102 @@
+"""Load a target, its drafter and its tokenizer, and start an engine on them."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from longleaf.embedded.config import ConfigError, DrafterConfig, TargetConfig
+from longleaf.embedded.drafter import Drafter
+from longleaf.embedded.engine import Engine
+from longleaf.embedded.kv_pool import KvPool
+from longleaf.embedded.model_set import Models
+from longleaf.embedded.options import EngineOptions, SchedulerOptions
+from longleaf.embedded.recorder import Recorder
+from longleaf.embedded.scheduler import Scheduler
+from longleaf.embedded.target import Target
+from longleaf.embedded.tokenizer import Tokenizer
+from longleaf.metrics import EngineMetrics
+
+DEFAULT_MODELS = Path(__file__).parent / "models"
+"""Where the package keeps the tiny target and its drafter."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the server tells about the model."""
+
+    name: str
+    path: str
+    model_type: str
+    architectures: tuple[str, ...]
+    context_length: int
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModels:
+    """Models, tokenizer and limits, ready to be scheduled."""
+
+    models: Models
+    tokenizer: Tokenizer
+    info: ModelInfo
+    limits: SchedulerOptions
+
+    def scheduler(self, options: EngineOptions, recorder: Recorder) -> Scheduler:
+        """A scheduler on these models; it owns the pool."""
+        return Scheduler(self.models, self.tokenizer, self.limits, options.speculative, recorder)
+
+    def start(self, options: EngineOptions, metrics: EngineMetrics) -> Engine:
+        """An engine on these models; close it when done."""
+        recorder = Recorder(metrics)
+        return Engine(self.scheduler(options, recorder), recorder)
+
+
+def load_models(options: EngineOptions) -> LoadedModels:
+    """Read the checkpoints and set aside the pool. ``ConfigError`` and ``OSError`` say what is
+    wrong.
+    """
+    target_config = TargetConfig.load(options.target)
+    drafter_config = None
+    if options.speculative.enabled:
+        drafter_config = DrafterConfig.load(options.drafter)
+        drafter_config.check_target(target_config)
+        block = options.speculative.block
+        if block is not None and block > drafter_config.block_size:
+            raise ConfigError(
+                f"speculative block must be at most the drafter's {drafter_config.block_size}, "
+                f"got {block}"
+            )
+    longest = target_config.max_positions
+    context_length = longest if options.context_length is None else options.context_length
+    if context_length > longest:
+        raise ConfigError(
+            f"context length must be at most the model's {longest}, got {context_length}"
+        )
+    limits = SchedulerOptions(
+        context_length=context_length,
+        max_total_tokens=options.max_total_tokens,
+        max_running_requests=options.max_running_requests,
+        max_queued_requests=options.max_queued_requests,
+        chunked_prefill_size=options.chunked_prefill_size,
+    )
+    target = Target.load(options.target, drafter_config.taps if drafter_config else ())
+    drafter = None
+    if drafter_config is not None:
+        drafter = Drafter.load(options.drafter, target)
+    models = Models(
+        target,
+        drafter,
+        KvPool(target_config, drafter_config, options.max_total_tokens),
+        frozenset(target_config.eos_token_ids),
+    )
+    raw: dict[str, Any] = json.loads((options.target / "config.json").read_text())
+    info = ModelInfo(
+        options.served_model_name,
+        str(options.target),
+        str(raw.get("model_type", "")),
+        tuple(raw.get("architectures", ())),
+        context_length,
+        target_config.vocab_size,
+    )
+    return LoadedModels(models, Tokenizer.load(options.target), info, limits)

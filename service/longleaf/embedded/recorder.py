@@ -1,0 +1,35 @@
+"""Writes what steps did into the engine's metric families."""
+
+from longleaf.embedded.step import PhaseSeconds, StepResult
+from longleaf.metrics import EngineMetrics, context_bucket
+
+
+class Recorder:
+    """One observation per request and step, labelled with the context bucket of its prefix."""
+
+    def __init__(self, metrics: EngineMetrics) -> None:
+        self._metrics = metrics
+
+    def kv_read(self, count: int) -> None:
+        """Count ``count`` bytes of latent rows read."""
+        self._metrics.kv_read_bytes.inc(count)
+
+    def step(self, result: StepResult, seconds: PhaseSeconds) -> None:
+        """Observe one request's step. The phases are the batch's: every request in it waited for
+        them.
+        """
+        metrics, bucket = self._metrics, context_bucket(result.context)
+        metrics.commit_len.labels(bucket).observe(result.outcome.commit_len)
+        metrics.accepted_depth.labels(bucket).observe(result.outcome.accepted_depth)
+        metrics.tree_nodes.labels(bucket).observe(result.nodes)
+        if result.span is not None:
+            metrics.drafter_span_tokens.labels(bucket).observe(result.span)
+        for phase in ("draft", "build", "verify", "accept", "compact", "total"):
+            metrics.step_seconds.labels(phase, bucket).observe(getattr(seconds, phase))
+
+    def pool(self, used: int, cached: int, free: int) -> None:
+        """Set the pool's slots by state."""
+        gauge = self._metrics.kv_pool_tokens
+        gauge.labels("used").set(used)
+        gauge.labels("cached").set(cached)
+        gauge.labels("free").set(free)

@@ -1,0 +1,1 @@
+"""The embedded engine's HTTP server: SGLang's surface."""
