@@ -54,7 +54,7 @@ class Rotation:
 
     @classmethod
     def at(cls, positions: Tensor, frequencies: Tensor, scale: float = 1.0) -> "Rotation":
-        angles = positions.double()[:, None] * frequencies.to(positions.device)
+        angles = positions.double()[:, None] * frequencies
         return cls((angles.cos() * scale).float(), (angles.sin() * scale).float())
 
     def interleaved(self, x: Tensor) -> Tensor:
@@ -172,7 +172,8 @@ class Target(nn.Module):
         self.embedding = nn.Parameter(torch.randn(VOCAB, shape.hidden) * 0.04)
         self.layers = nn.ModuleList(TargetLayer(shape, i) for i in range(shape.layers))
         self.norm = nn.Parameter(torch.ones(shape.hidden))
-        self.frequencies = rope_frequencies(shape.rope, shape.rope_theta)
+        frequencies = rope_frequencies(shape.rope, shape.rope_theta)
+        self.register_buffer("frequencies", frequencies, persistent=False)
         self.start_as_lag_heads()
 
     @torch.no_grad()
@@ -271,9 +272,10 @@ class Drafter(nn.Module):
         self.context_norm = nn.Parameter(torch.ones(shape.hidden))
         self.layers = nn.ModuleList(DraftLayer(shape) for _ in shape.layer_types)
         self.norm = nn.Parameter(torch.ones(shape.hidden))
-        self.frequencies, self.rope_scale = yarn_frequencies(
+        frequencies, self.rope_scale = yarn_frequencies(
             shape.head_dim, shape.rope_theta, shape.yarn
         )
+        self.register_buffer("frequencies", frequencies, persistent=False)
 
     def visible(self, kind: str, anchors: Tensor, length: int) -> Tensor:
         """bool[A * BLOCK, length + A * BLOCK]: which context and block rows a block row sees."""

