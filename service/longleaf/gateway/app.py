@@ -103,8 +103,13 @@ def _add_body_schemas(app: FastAPI, *, secured: bool) -> None:
                 [(ChatCompletionRequest, "validation"), (CompletionRequest, "validation")],
                 ref_template="#/components/schemas/{model}",
             )
+            for operations in document["paths"].values():
+                for operation in operations.values():
+                    operation["responses"].pop("422", None)  # never sent: ours are 400
             components = document.setdefault("components", {})
             components.setdefault("schemas", {}).update(definitions["$defs"])
+            for unused in ("HTTPValidationError", "ValidationError"):
+                components["schemas"].pop(unused, None)
             if secured:
                 components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
                 document["security"] = [{"key": []}]
