@@ -1,1 +1,1 @@
-"""The engine that runs anywhere: tiny MLA + MoE target, DFlash drafter, KV pool, scheduler, server."""
+"""The engine that runs anywhere: tiny MLA + MoE target, DFlash drafter, scheduler, server."""

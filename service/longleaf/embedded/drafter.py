@@ -130,7 +130,7 @@ class _Layer:
         x += self._ffn(rms_unit(x, self._eps))
 
     def _attend(self, q: F32, k: F32, v: F32, keys: F32, values: F32, context: _Context) -> F32:
-        """q [block, heads, dim], the block's k, v [block, KV heads, dim] -> [block, heads * dim]."""
+        """q [block, heads, dim], own k, v [block, KV heads, dim] -> [block, heads * dim]."""
         block, group = len(q), self._heads // self._kv_heads
         # Query heads of one KV head become rows: [KV heads, group * block, dim].
         by_kv = q.reshape(block, self._kv_heads, group, self._dim).transpose(1, 2, 0, 3)

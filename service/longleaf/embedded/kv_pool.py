@@ -1,5 +1,7 @@
 """The KV rows of the target and of the drafter, addressed by slot (page size 1)."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
@@ -7,6 +9,21 @@ from longleaf.embedded.config import DrafterConfig, TargetConfig
 from longleaf.embedded.weights import F32
 
 Slots = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandedKv:
+    """Keys and values of every target layer, per head.
+
+    Attributes:
+        keys: float32[layers, heads, capacity, nope], without the rotary part.
+        rope_keys: float32[layers, capacity, rope], shared by the heads; the latent row's, packed.
+        values: float32[layers, heads, capacity, v].
+    """
+
+    keys: F32
+    rope_keys: F32
+    values: F32
 
 
 class KvPool:
@@ -18,9 +35,8 @@ class KvPool:
     Attributes:
         latent: float32[layers, capacity, kv_lora + rope]: the MLA latent (normalized compressed KV)
             and the rotated shared key.
-        keys, values: float32[layers, heads, capacity, nope or v width], each head's K (without the
-            rotary part) and V up-projected from the latent: kept so that no pass projects a cached
-            prefix again. None when ``expanded`` is false.
+        expanded: Each head's K and V as projected from the latent, kept so that no pass projects a
+            cached prefix again; None to save the memory.
         draft_keys, draft_values: float32[draft layers, KV heads, capacity, head width].
     """
 
@@ -36,11 +52,13 @@ class KvPool:
         self.capacity = capacity
         self.latent = np.zeros((target.num_layers, capacity, target.latent_width), np.float32)
         per_head = (target.num_layers, target.num_heads, capacity)
-        self.keys: F32 | None = None
-        self.values: F32 | None = None
+        self.expanded: ExpandedKv | None = None
         if expanded:
-            self.keys = np.zeros((*per_head, target.qk_nope_head_dim), np.float32)
-            self.values = np.zeros((*per_head, target.v_head_dim), np.float32)
+            self.expanded = ExpandedKv(
+                np.zeros((*per_head, target.qk_nope_head_dim), np.float32),
+                np.zeros((target.num_layers, capacity, target.qk_rope_head_dim), np.float32),
+                np.zeros((*per_head, target.v_head_dim), np.float32),
+            )
         draft_shape = (
             (drafter.num_layers, drafter.num_kv_heads, capacity, drafter.head_dim)
             if drafter is not None
@@ -62,5 +80,6 @@ class KvPool:
             rows[..., dst, :] = rows[..., src, :]
 
     def _arrays(self) -> list[F32]:
-        optional = [a for a in (self.keys, self.values) if a is not None]
-        return [self.latent, *optional, self.draft_keys, self.draft_values]
+        kept = self.expanded
+        expanded = [kept.keys, kept.rope_keys, kept.values] if kept is not None else []
+        return [self.latent, *expanded, self.draft_keys, self.draft_values]

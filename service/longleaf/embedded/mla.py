@@ -101,8 +101,8 @@ class LatentAttention:
 
         Rows past ``batch.rows`` are padding: they neither read nor write the pool.
         """
-        expanded = pool.keys is not None
-        fused = x @ (self._input if expanded else self._input[:, : self._expanded_at])
+        columns = None if pool.expanded is not None else self._expanded_at
+        fused = x @ self._input[:, :columns]
         rows = batch.rows
         rotary = fused[:rows, self._rotary_at : self._latent_at]
         rotary = rotary.reshape(rows, self._heads + 1, self._rope)
@@ -130,23 +130,25 @@ class LatentAttention:
         row = pool.latent[self._layer]
         row[at, : self._rank] = latent * inverse * self._latent_norm
         row[at, self._rank :] = rope_key
-        if pool.keys is None or pool.values is None:
+        if pool.expanded is None:
             return
         direct = fused[:, self._expanded_at :] * inverse
         split = self._heads * self._nope
         keys = direct[:, :split].reshape(-1, self._heads, self._nope)
         values = direct[:, split:].reshape(-1, self._heads, self._v)
-        pool.keys[self._layer][:, at] = keys.transpose(1, 0, 2)
-        pool.values[self._layer][:, at] = values.transpose(1, 0, 2)
+        pool.expanded.keys[self._layer][:, at] = keys.transpose(1, 0, 2)
+        pool.expanded.values[self._layer][:, at] = values.transpose(1, 0, 2)
+        pool.expanded.rope_keys[self._layer][at] = rope_key
 
     def _attend(self, q: F32, q_rope: F32, segment: SegmentRows, pool: KvPool, out: F32) -> None:
         """q [H, T, nope], q_rope [H, T, rope] -> out [H, T, v], by the form with fewer products."""
         rows, keys = q.shape[1], segment.keys
         latent = pool.latent[self._layer]
         kv: KeysValues
-        if pool.keys is not None and pool.values is not None:
-            k, v = pool.keys[self._layer], pool.values[self._layer]
-            kv = PerHead(q, q_rope, k, v, latent[:, self._rank :], segment.where)
+        if pool.expanded is not None:
+            held, i = pool.expanded, self._layer
+            k, v, rope = held.keys[i], held.values[i], held.rope_keys[i]
+            kv = PerHead(q, q_rope, k, v, rope, segment.where)
         elif self._absorbing_is_cheaper(rows, keys):
             absorbed = np.concatenate((q @ self._absorb_key, q_rope), axis=-1)
             kv = Absorbed(absorbed, latent, self._rank, segment.where)
