@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from longleaf.embedded.attention import Mask, index_of, spans
+from longleaf.embedded.blas import use_one_blas_thread
 from longleaf.embedded.config import TargetConfig
 from longleaf.embedded.feed_forward import DenseFeedForward, rms_unit
 from longleaf.embedded.kv_pool import KvPool
@@ -108,7 +109,11 @@ class Target:
 
     @classmethod
     def load(cls, directory: Path, taps: Sequence[int] = ()) -> Self:
-        """Read config.json and model.safetensors. Raises ConfigError or WeightsError."""
+        """Read config.json and model.safetensors. Raises ConfigError or WeightsError.
+
+        From then on this process's BLAS runs on one thread (see ``use_one_blas_thread``).
+        """
+        use_one_blas_thread()
         return cls(TargetConfig.load(directory), Weights.load(directory), taps)
 
     def embed(self, tokens: I64) -> F32:

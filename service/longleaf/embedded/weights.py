@@ -34,7 +34,7 @@ class Weights:
         """
         path = directory / "model.safetensors"
         try:
-            found = deserialize(path.read_bytes())
+            found = deserialize(path.read_bytes())  # type: ignore[no-untyped-call]
         except FileNotFoundError:
             raise WeightsError(f"{path}: no such file") from None
         except SafetensorError as error:
