@@ -1,104 +1,25 @@
 """Typed, validated ``config.json`` of the target and of its DFlash drafter."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from longleaf.embedded.fields import ConfigError, Fields, read_object
+
+__all__ = ["ConfigError", "DrafterConfig", "LayerType", "TargetConfig", "YarnConfig"]
+
 LayerType = Literal["sliding_attention", "full_attention"]
 _LAYER_TYPES: tuple[LayerType, ...] = ("sliding_attention", "full_attention")
 
 
-class ConfigError(ValueError):
-    """A model's config is missing a field, holds a bad value or asks for what is not supported."""
-
-
-class _Fields:
-    """Reads one JSON object field by field; every complaint names the file and the field."""
-
-    def __init__(self, values: Mapping[str, Any], source: str) -> None:
-        self._values = values
-        self._source = source
-
-    def error(self, name: str, why: str) -> ConfigError:
-        return ConfigError(f"{self._source}: {name} {why}")
-
-    def raw(self, name: str, default: Any = None) -> Any:
-        return self._values.get(name, default)
-
-    def object(self, name: str) -> "_Fields":
-        value = self._values.get(name)
-        if not isinstance(value, dict):
-            raise self.error(name, f"must be an object, got {value!r}")
-        return _Fields(value, f"{self._source}: {name}")
-
-    def integer(self, name: str, least: int = 1, default: int | None = None) -> int:
-        value = self._values.get(name)
-        value = default if value is None else value
-        if value is None:
-            raise self.error(name, "is missing")
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self.error(name, f"must be an integer, got {value!r}")
-        if value < least:
-            raise self.error(name, f"must be at least {least}, got {value}")
-        return value
-
-    def number(self, name: str, default: float | None = None) -> float:
-        value = self._values.get(name)
-        value = default if value is None else value
-        if value is None:
-            raise self.error(name, "is missing")
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.error(name, f"must be a number, got {value!r}")
-        if not value > 0 or value == float("inf"):
-            raise self.error(name, f"must be positive and finite, got {value}")
-        return float(value)
-
-    def boolean(self, name: str, default: bool) -> bool:
-        value = self._values.get(name, default)
-        if not isinstance(value, bool):
-            raise self.error(name, f"must be true or false, got {value!r}")
-        return value
-
-    def integers(self, name: str, limit: int) -> tuple[int, ...]:
-        """One integer or a list of them, each in 0..limit-1."""
-        value = self._values.get(name)
-        items = value if isinstance(value, list) else [value]
-        for item in items:
-            if isinstance(item, bool) or not isinstance(item, int):
-                raise self.error(name, f"must hold integers, got {value!r}")
-            if not 0 <= item < limit:
-                raise self.error(name, f"must lie in 0..{limit - 1}, got {item}")
-        return tuple(items)
-
-    def only(self, name: str, supported: Any, why: str) -> None:
-        """Refuse a present field whose value is not the one this engine supports."""
-        value = self._values.get(name, supported)
-        if value != supported:
-            raise self.error(name, f"is {value!r}: {why}")
-
-
-def _read(directory: Path) -> _Fields:
-    path = directory / "config.json"
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
-    except ValueError as error:
-        raise ConfigError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: must hold a JSON object")
-    return _Fields(values, str(path))
-
-
-def _rope(fields: _Fields) -> tuple[float, _Fields | None]:
+def _rope(fields: Fields) -> tuple[float, Fields | None]:
     """(theta, scaling or None). Newer writers keep both in one ``rope_parameters`` object."""
     parameters = fields.raw("rope_parameters")
     holder = fields.object("rope_parameters") if parameters is not None else fields
     theta = holder.number("rope_theta")
     if parameters is not None:
-        scaling: _Fields | None = holder
+        scaling: Fields | None = holder
     else:
         scaling = fields.object("rope_scaling") if fields.raw("rope_scaling") is not None else None
     if scaling is not None and _rope_type(scaling) == "default":
@@ -106,7 +27,7 @@ def _rope(fields: _Fields) -> tuple[float, _Fields | None]:
     return theta, scaling
 
 
-def _rope_type(scaling: _Fields) -> Any:
+def _rope_type(scaling: Fields) -> Any:
     return scaling.raw("rope_type", scaling.raw("type", "default"))
 
 
@@ -158,11 +79,13 @@ class TargetConfig:
     @classmethod
     def load(cls, directory: Path) -> Self:
         """Read ``directory/config.json``. Raises ConfigError naming the field and the limit."""
-        return cls.parse(_read(directory))
+        path = directory / "config.json"
+        return cls.parse(read_object(path), str(path))
 
     @classmethod
-    def parse(cls, f: _Fields) -> Self:
-        """Validate the fields of one config object."""
+    def parse(cls, values: Mapping[str, Any], source: str) -> Self:
+        """Validate one config object; ``source`` names it in errors."""
+        f = Fields(values, source)
         f.only("q_lora_rank", None, "only a plain q_proj is supported (null)")
         f.only("attention_bias", False, "attention biases are not supported")
         f.only("hidden_act", "silu", "only silu is supported")
@@ -178,7 +101,8 @@ class TargetConfig:
         if experts and dense < layers:
             f.only("scoring_func", "sigmoid", "only sigmoid router scores are supported")
             f.only("topk_method", "noaux_tc", "only noaux_tc routing is supported")
-            f.only("n_group", 1, "grouped routing is not supported (1)")
+            if (groups := f.integer("n_group")) != 1:
+                raise f.error("n_group", f"is {groups}: grouped routing is not supported, use 1")
             f.only("moe_layer_freq", 1, "every layer after the dense ones must be MoE (1)")
             per_token = f.integer("num_experts_per_tok")
             if per_token > experts:
@@ -203,7 +127,7 @@ class TargetConfig:
             experts_per_token=per_token,
             first_dense_layers=min(dense, layers) if moe else layers,
             norm_topk_prob=f.boolean("norm_topk_prob", default=True),
-            routed_scaling_factor=f.number("routed_scaling_factor", default=1.0),
+            routed_scaling_factor=f.number("routed_scaling_factor") if moe else 1.0,
             rope_theta=theta,
             rope_interleave=f.boolean("rope_interleave", default=True),
             max_positions=f.integer("max_position_embeddings"),
@@ -224,30 +148,6 @@ class YarnConfig:
     beta_slow: float
     attention_factor: float
     """Factor on cos and sin (so its square multiplies the scores' rotary part)."""
-
-    @classmethod
-    def parse(cls, f: _Fields) -> Self:
-        """Read a ``rope_scaling`` object of type yarn."""
-        kind = _rope_type(f)
-        if kind != "yarn":
-            raise f.error("rope_type", f"{kind!r} is not supported: use yarn or none")
-        factor = f.number("factor")
-        if factor < 1:
-            raise f.error("factor", f"must be at least 1, got {factor}")
-        f.only("truncate", True, "only whole correction dimensions are supported")
-        f.only("extrapolation_factor", 1, "only 1 is supported")
-        for name in ("mscale", "mscale_all_dim"):
-            f.only(name, None, "is not supported for yarn")
-        beta_fast, beta_slow = f.number("beta_fast", 32.0), f.number("beta_slow", 1.0)
-        if beta_fast <= beta_slow:
-            raise f.error("beta_fast", f"must be over beta_slow ({beta_slow}), got {beta_fast}")
-        return cls(
-            factor=factor,
-            original_max_positions=f.integer("original_max_position_embeddings"),
-            beta_fast=beta_fast,
-            beta_slow=beta_slow,
-            attention_factor=f.number("attn_factor", 1.0),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,11 +175,13 @@ class DrafterConfig:
     @classmethod
     def load(cls, directory: Path) -> Self:
         """Read ``directory/config.json``. Raises ConfigError naming the field and the limit."""
-        return cls.parse(_read(directory))
+        path = directory / "config.json"
+        return cls.parse(read_object(path), str(path))
 
     @classmethod
-    def parse(cls, f: _Fields) -> Self:
-        """Validate the fields of one config object."""
+    def parse(cls, values: Mapping[str, Any], source: str) -> Self:
+        """Validate one config object; ``source`` names it in errors."""
+        f = Fields(values, source)
         f.only("attention_bias", False, "attention biases are not supported")
         f.only("hidden_act", "silu", "only silu is supported")
         f.only("is_causal", False, "full_attention layers of a drafter must not be causal")
@@ -297,7 +199,7 @@ class DrafterConfig:
         dflash = f.object("dflash_config")
         taps = dflash.integers("target_layer_ids", target_layers)
         # SGLang captures a tap when the next layer starts, so the last layer is never captured.
-        if not taps or max(taps) > target_layers - 2:
+        if max(taps) > target_layers - 2:
             raise dflash.error(
                 "target_layer_ids",
                 f"must name layers 0..{target_layers - 2} of the {target_layers}, got {list(taps)}",
@@ -325,7 +227,7 @@ class DrafterConfig:
             layer_types=types,
             sliding_window=f.integer("sliding_window") if sliding else 0,
             rope_theta=theta,
-            yarn=YarnConfig.parse(scaling) if scaling is not None else None,
+            yarn=_yarn(scaling) if scaling is not None else None,
             max_positions=f.integer("max_position_embeddings"),
             rms_norm_eps=f.number("rms_norm_eps", default=1e-6),
         )
@@ -342,7 +244,31 @@ class DrafterConfig:
                 raise ConfigError(f"drafter: {name} is {ours}, the target has {theirs}")
 
 
-def _layer_types(f: _Fields, layers: int) -> tuple[LayerType, ...]:
+def _yarn(f: Fields) -> YarnConfig:
+    """Read a ``rope_scaling`` object of type yarn."""
+    kind = _rope_type(f)
+    if kind != "yarn":
+        raise f.error("rope_type", f"{kind!r} is not supported: use yarn or none")
+    factor = f.number("factor")
+    if factor < 1:
+        raise f.error("factor", f"must be at least 1, got {factor}")
+    f.only("truncate", True, "only whole correction dimensions are supported")
+    f.only("extrapolation_factor", 1, "only 1 is supported")
+    for name in ("mscale", "mscale_all_dim"):
+        f.only(name, None, "is not supported for yarn")
+    beta_fast, beta_slow = f.number("beta_fast", 32.0), f.number("beta_slow", 1.0)
+    if beta_fast <= beta_slow:
+        raise f.error("beta_fast", f"must be over beta_slow ({beta_slow}), got {beta_fast}")
+    return YarnConfig(
+        factor=factor,
+        original_max_positions=f.integer("original_max_position_embeddings"),
+        beta_fast=beta_fast,
+        beta_slow=beta_slow,
+        attention_factor=f.number("attn_factor", 1.0),
+    )
+
+
+def _layer_types(f: Fields, layers: int) -> tuple[LayerType, ...]:
     value = f.raw("layer_types", ["full_attention"] * layers)
     if not isinstance(value, list) or len(value) != layers:
         raise f.error(

@@ -60,7 +60,7 @@ class LatentAttention:
     def __init__(
         self, weights: Weights, prefix: str, config: TargetConfig, norm: F32, layer: int
     ) -> None:
-        self._layer = layer
+        self._layer, self._config = layer, config
         h, nope, rope = config.num_heads, config.qk_nope_head_dim, config.qk_rope_head_dim
         rank, width, v = config.kv_lora_rank, config.hidden_size, config.v_head_dim
         self._heads, self._nope, self._rope, self._rank, self._v = h, nope, rope, rank, v
@@ -149,7 +149,7 @@ class LatentAttention:
             held, i = pool.expanded, self._layer
             k, v, rope = held.keys[i], held.values[i], held.rope_keys[i]
             kv = PerHead(q, q_rope, k, v, rope, segment.where)
-        elif self._absorbing_is_cheaper(rows, keys):
+        elif absorbing_is_cheaper(self._config, rows, keys):
             absorbed = np.concatenate((q @ self._absorb_key, q_rope), axis=-1)
             kv = Absorbed(absorbed, latent, self._rank, segment.where)
             compressed = np.empty((self._heads, rows, self._rank), np.float32)
@@ -160,13 +160,6 @@ class LatentAttention:
             kv = self._project(q, q_rope, latent, segment)
         attend(kv, rows, keys, segment.hidden, out)
 
-    def _absorbing_is_cheaper(self, rows: int, keys: int) -> bool:
-        """Multiplications of the absorbed form against those of projecting every key and value."""
-        h, per_head = self._heads, self._nope + self._v
-        absorbed = rows * h * (self._rank * per_head + keys * (2 * self._rank + self._rope))
-        projected = keys * h * (self._rank * per_head + rows * (per_head + self._rope))
-        return absorbed <= projected
-
     def _project(self, q: F32, q_rope: F32, latent: F32, segment: SegmentRows) -> PerHead:
         cached = np.concatenate([latent[span.index] for span in segment.where])
         up = cached[:, : self._rank] @ self._up
@@ -175,3 +168,13 @@ class LatentAttention:
         values = up[:, split:].reshape(-1, self._heads, self._v).transpose(1, 0, 2)
         where = [Span(slice(0, len(cached)), 0, len(cached))]
         return PerHead(q, q_rope, keys, values, cached[:, self._rank :], where)
+
+
+def absorbing_is_cheaper(config: TargetConfig, rows: int, keys: int) -> bool:
+    """Whether moving ``rows`` queries into latent space takes fewer multiplications than projecting
+    ``keys`` latent rows to each head's keys and values."""
+    rank, rope = config.kv_lora_rank, config.qk_rope_head_dim
+    per_head = config.qk_nope_head_dim + config.v_head_dim
+    absorbed = rows * (rank * per_head + keys * (2 * rank + rope))
+    projected = keys * (rank * per_head + rows * (per_head + rope))
+    return absorbed <= projected
