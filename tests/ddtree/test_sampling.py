@@ -77,6 +77,11 @@ def test_temperature_comes_before_top_p() -> None:
     assert (flat > 0).tolist() == [True, True]
 
 
+def test_top_p_stops_once_the_mass_is_reached_exactly() -> None:
+    probs = target_distribution(np.zeros(4), SamplingParams(top_p=0.5))
+    assert probs.tolist() == [0.5, 0.5, 0.0, 0.0]
+
+
 def test_equal_logits_prefer_low_ids() -> None:
     logits = np.zeros(6, np.float32)
     assert target_distribution(logits, SamplingParams(top_k=2)).tolist() == [0.5, 0.5, 0, 0, 0, 0]
