@@ -76,10 +76,11 @@ class KvPool:
             raise ValueError(f"move takes as many src as dst slots, got {len(src)} and {len(dst)}")
         if len(src) == 0:
             return
-        for rows in self._arrays():
+        for rows in self.arrays():
             rows[..., dst, :] = rows[..., src, :]
 
-    def _arrays(self) -> list[F32]:
+    def arrays(self) -> list[F32]:
+        """Every array, slots along the last axis but one."""
         kept = self.expanded
         expanded = [kept.keys, kept.rope_keys, kept.values] if kept is not None else []
         return [self.latent, *expanded, self.draft_keys, self.draft_values]
