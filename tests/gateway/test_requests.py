@@ -6,7 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
+from starlette.types import Message, Receive, Scope, Send
 
+from longleaf.gateway.api.front import Front
+from longleaf.gateway.drain import Drain
+from longleaf.metrics import GatewayMetrics
 from tests.gateway.faulty_replica import FaultyReplica, answer_captured_chat
 from tests.gateway.running import chat, gateway_over, running_gateway
 
@@ -247,6 +252,38 @@ async def test_chunked_body_over_the_limit_is_413_before_it_ends() -> None:
         assert error["code"] == "request_too_large"
         writer.close()
         await writer.wait_closed()
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, '{"model": "\\ud800"}'])
+async def test_hostile_json_is_400(text: str) -> None:
+    async with gateway_over(answer_captured_chat) as (gateway, _):
+        url = gateway.url + "/v1/chat/completions"
+        async with gateway.http.post(url, data=text) as response:
+            body = await response.json()
+        assert (response.status, error_of(body)["type"]) == (400, "invalid_request_error")
+
+
+async def test_fault_of_the_gateway_itself_is_500_in_the_envelope() -> None:
+    async def fail(scope: Scope, receive: Receive, send: Send) -> None:
+        raise RuntimeError("a secret of the inside")
+
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    metrics = CollectorRegistry()
+    front = Front(fail, None, Drain(), GatewayMetrics(metrics))
+    scope = {"type": "http", "method": "GET", "path": "/v1/models", "headers": []}
+    await front(scope, receive, send)
+    assert sent[0]["status"] == 500
+    error = error_of(json.loads(sent[1]["body"]))
+    assert (error["code"], error["message"]) == ("internal_error", "Internal error.")
+    labels = {"route": "models", "code": "500", "reason": "internal_error"}
+    assert metrics.get_sample_value("longleaf_gateway_requests_total", labels) == 1
 
 
 async def test_openapi_document_describes_the_bodies() -> None:

@@ -74,6 +74,10 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def api_error(_: Request, error: errors.ApiError) -> ErrorResponse:
         return ErrorResponse(error)
 
+    @app.exception_handler(Exception)
+    async def internal_error(_: Request, __: Exception) -> ErrorResponse:
+        return ErrorResponse(errors.internal_error())
+
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> ErrorResponse:
         path = request.url.path

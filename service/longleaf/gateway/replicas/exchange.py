@@ -189,6 +189,8 @@ def _stream_error(events: bytes) -> Mapping[str, Any] | None:
     for line in events.splitlines():
         if line.startswith(b"data:"):
             payload = _json_object(line[5:])
+            if payload.get("object") == "error":
+                return payload
             error = payload.get("error")
             return error if isinstance(error, dict) else None
     return None
