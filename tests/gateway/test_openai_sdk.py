@@ -265,9 +265,9 @@ async def test_engine_killed_before_the_first_token_is_not_noticed(
 ) -> None:
     """Of two answers of the engine that dies, one has begun, and one has not and moves over."""
     with running_engine("--max-running-requests", "1") as dying:
-        settings = {"ready": 2, "routing": "round_robin", "health_interval": 5.0}
+        settings: dict[str, Any] = {"routing": "round_robin", "health_interval": 5.0}
         async with (
-            running_gateway(dying.url, engine.url, **settings) as gateway,
+            running_gateway(dying.url, engine.url, ready=2, **settings) as gateway,
             client_of(gateway, max_retries=0) as client,
         ):
             create = client.chat.completions.create
