@@ -63,7 +63,7 @@ def yarn(c: dict[str, Any]) -> tuple[list[float], float]:
 def target_forward(
     c: dict[str, Any], w: Tensors, tokens: Any, positions: Any, visible: Any
 ) -> tuple[F64, list[F64]]:
-    """(logits [T, V], outputs of each layer). Row i of the sequence or tree sees j iff visible[i, j]."""
+    """(logits [T, V], outputs of each layer). Row i sees row j iff visible[i, j]."""
     heads, rank, eps = c["num_attention_heads"], c["kv_lora_rank"], c["rms_norm_eps"]
     nope, rope_dim, v = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"]
     frequencies = [c["rope_theta"] ** (-2 * i / rope_dim) for i in range(rope_dim // 2)]

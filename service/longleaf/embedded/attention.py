@@ -20,8 +20,8 @@ Index = slice | npt.NDArray[np.int64]
 _SHORT_RUN = 64
 """Runs of fewer slots are gathered together: below this, a copy costs less than another product."""
 
-_BLOCK_SCORES = 1 << 19
-"""Scores held at once (2 MiB): a block of queries is as large as this allows."""
+_BLOCK_SCORES = 1 << 18
+"""Scores held at once (1 MiB): a block of queries is as large as this allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,7 @@ def attend(kv: KeysValues, rows: int, keys: int, hidden: Mask | None, out: F32) 
     """
     prefix = keys - rows
     group_step, row_step = _block(kv.groups, rows, keys)
+    later = np.triu(np.ones((row_step, row_step), np.bool_), 1)
     for g in range(0, kv.groups, group_step):
         group = slice(g, min(g + group_step, kv.groups))
         for r in range(0, rows, row_step):
@@ -106,13 +107,23 @@ def attend(kv: KeysValues, rows: int, keys: int, hidden: Mask | None, out: F32) 
             size = (group.stop - group.start, block.stop - block.start, stop)
             scores = np.empty(size, np.float32)
             kv.scores(group, block, stop, scores)
-            _hide(scores, block, prefix, hidden)
-            scores -= scores.max(axis=-1, keepdims=True)
-            np.exp(scores, out=scores)
-            total = scores.sum(axis=-1, keepdims=True)
+            if hidden is not None:
+                np.copyto(scores[:, :, prefix:], -np.inf, where=hidden[block])
+            elif size[1] > 1:
+                own = scores[:, :, prefix + block.start :]
+                np.copyto(own, -np.inf, where=later[: size[1], : size[1]])
+            total = exponentiate(scores)
             mixed = out[group, block]
             kv.mix(group, scores, stop, mixed)
             mixed /= total
+
+
+def exponentiate(scores: F32) -> F32:
+    """Replace scores [..., n] by exp(scores - their maximum); the sums over n, [..., 1]."""
+    scores -= scores.max(axis=-1, keepdims=True)
+    np.exp(scores, out=scores)
+    sums: F32 = scores @ np.ones((scores.shape[-1], 1), np.float32)
+    return sums
 
 
 def _block(groups: int, rows: int, keys: int) -> tuple[int, int]:
@@ -122,15 +133,6 @@ def _block(groups: int, rows: int, keys: int) -> tuple[int, int]:
     if rows * keys <= _BLOCK_SCORES:
         return _BLOCK_SCORES // (rows * keys), rows
     return 1, max(_BLOCK_SCORES // keys, 16)
-
-
-def _hide(scores: F32, block: slice, prefix: int, hidden: Mask | None) -> None:
-    rows = block.stop - block.start
-    if hidden is not None:
-        np.copyto(scores[:, :, prefix:], -np.inf, where=hidden[block])
-    elif rows > 1:
-        later = np.triu(np.ones((rows, rows), np.bool_), 1)
-        np.copyto(scores[:, :, -rows:], -np.inf, where=later)
 
 
 class PerHead:

@@ -12,7 +12,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from longleaf.embedded.attention import Span, index_of, spans
+from longleaf.embedded.attention import Span, exponentiate, index_of, spans
 from longleaf.embedded.config import DrafterConfig
 from longleaf.embedded.feed_forward import DenseFeedForward, fold_norm, rms_unit
 from longleaf.embedded.kv_pool import KvPool
@@ -144,9 +144,7 @@ class _Layer:
         if context.hidden is not None:
             grouped = scores.reshape(self._kv_heads, group, block, n + block)
             np.copyto(grouped, -np.inf, where=context.hidden)
-        scores -= scores.max(axis=-1, keepdims=True)
-        np.exp(scores, out=scores)
-        total = scores.sum(axis=-1, keepdims=True)
+        total = exponentiate(scores)
         mixed = scores[:, :, n:] @ v.transpose(1, 0, 2)
         for span in context.where:
             mixed += scores[:, :, span.start : span.stop] @ values[:, span.index]
