@@ -8,16 +8,51 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from longleaf.embedded.loads import LoadSnapshot
 from longleaf.embedded.recorder import Recorder
-from longleaf.embedded.request import EventSink, GenerationRequest, StepEvent, join
+from longleaf.embedded.request import (
+    EventSink,
+    GenerationRequest,
+    StepEvent,
+    join,
+    refusal,
+)
 from longleaf.embedded.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
 _IDLE_SECONDS = 0.25
-_Command = Callable[[Scheduler], None]
+
+
+class _Commands(Protocol):
+    """What the inbox asks for."""
+
+    def add(self, request: GenerationRequest, sink: EventSink) -> None: ...
+
+    def cancel(self, request: GenerationRequest) -> None: ...
+
+    def abort(self, prefix: str) -> None: ...
+
+
+class _Ended:
+    """Answers commands that come when no scheduler runs any more."""
+
+    def __init__(self, cause: str) -> None:
+        self._cause = cause
+
+    def add(self, request: GenerationRequest, sink: EventSink) -> None:
+        sink(refusal(request, self._cause, 503))
+
+    def cancel(self, request: GenerationRequest) -> None:
+        pass
+
+    def abort(self, prefix: str) -> None:
+        pass
+
+
+_Command = Callable[[_Commands], None]
 
 
 class EngineDeadError(RuntimeError):
@@ -163,14 +198,11 @@ class Engine:
         """Nobody waits for ever: what runs and what was still to come ends with an error."""
         with self._lock:
             self._dead = cause
-        try:
-            while True:
-                self._inbox.get_nowait()(self._scheduler)
-        except queue.Empty:
-            pass
-        except Exception:
-            logger.exception("a command failed while the engine ended")
         self._scheduler.abandon(cause)
+        ended = _Ended(cause)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._inbox.get_nowait()(ended)
 
 
 class GenerationStream:

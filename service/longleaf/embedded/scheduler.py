@@ -26,6 +26,7 @@ from longleaf.embedded.request import (
     refusal,
 )
 from longleaf.embedded.sampling import TokenLogprob
+from longleaf.embedded.slots import SlotError
 from longleaf.embedded.step import DecodeStep
 from longleaf.embedded.text import TextAssembler
 from longleaf.embedded.tokenizer import Tokenizer
@@ -169,8 +170,14 @@ class Scheduler:
             # The prompt's last token is computed even if cached: the first token comes from it.
             reuse = end if state.completion_len else end - 1
             lease = KvLease(self.memory, state.tokens[:end], reuse, state.namespace)
-            if self.memory.available < self._room_to_admit(state, end - lease.length):
+            wanted = self._room_to_admit(state, end - lease.length)
+            if self.memory.available < wanted:
                 lease.close()
+                if not self._running:
+                    raise SlotError(
+                        f"request {state.rid} of {state.length} tokens needs {wanted} slots of "
+                        f"an unused pool that has {self.memory.available}"
+                    )
                 return
             self._waiting.popleft()
             state.lease = lease
