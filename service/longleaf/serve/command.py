@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import signal
 import socket
 import time
@@ -12,6 +13,7 @@ import click
 
 from longleaf.serve.children import Child, start_child
 
+MODEL_NAME = "longleaf-tiny"
 _PORT = click.IntRange(1, 65535)
 
 
@@ -62,14 +64,18 @@ def check_ports(config: ServeConfig) -> None:
 
 def ready_line(config: ServeConfig, model: str, seconds: float) -> str:
     """The line that tells a user what to paste."""
-    body = (
-        f'{{"model": "{model}", "stream": true, "stream_options": {{"include_usage": true}}, '
-        f'"return_spec_tokens_details": true, '
-        f'"messages": [{{"role": "user", "content": "Count from 1 to 40."}}]}}'
-    )
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": "Count from 1 to 40."}],
+        "temperature": 0,
+        "max_tokens": 160,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_spec_tokens_details": True,
+    }
     return (
         f"ready after {seconds:.1f} s; try: curl -N {config.gateway_url}/v1/chat/completions "
-        f"-H 'Content-Type: application/json' -d '{body}'"
+        f"-H 'Content-Type: application/json' -d '{json.dumps(body)}'"
     )
 
 
@@ -98,6 +104,20 @@ async def _wait_ready(
     return str(models["data"][0]["id"])
 
 
+def _engine_arguments(config: ServeConfig) -> tuple[str, ...]:
+    return (
+        *("embedded", "--host", "127.0.0.1", "--port", str(config.engine_port)),
+        *("--served-model-name", MODEL_NAME, *config.engine_args),
+    )
+
+
+def _gateway_arguments(config: ServeConfig) -> tuple[str, ...]:
+    return (
+        *("gateway", "--host", config.host, "--port", str(config.port)),
+        *("--metrics-port", str(config.metrics_port), "--replica", config.engine_url),
+    )
+
+
 def _kill_all(children: list[Child]) -> None:
     for child in children:
         child.kill()
@@ -111,23 +131,11 @@ async def serve(config: ServeConfig) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     begin = time.monotonic()
-    engine_args = (
-        "embedded",
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(config.engine_port),
-        *config.engine_args,
-    )
-    gateway_args = (
-        *("gateway", "--host", config.host, "--port", str(config.port)),
-        *("--metrics-port", str(config.metrics_port), "--replica", config.engine_url),
-    )
     children: list[Child] = []
     status = 0
     try:
-        children.append(await start_child("embedded engine", engine_args))
-        children.append(await start_child("gateway", gateway_args))
+        children.append(await start_child("embedded engine", _engine_arguments(config)))
+        children.append(await start_child("gateway", _gateway_arguments(config)))
         timeout = aiohttp.ClientTimeout(total=2.0)
         stopped = asyncio.create_task(stop.wait())
         async with aiohttp.ClientSession(timeout=timeout) as session:

@@ -1,0 +1,191 @@
+"""``longleaf serve`` as a user runs it: start, paste the printed line, Ctrl-C."""
+
+import json
+import os
+import re
+import selectors
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+START_SECONDS = 120.0
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(item.getsockname()[1]) for item in sockets]
+    for item in sockets:
+        item.close()
+    return ports
+
+
+@dataclass
+class Serve:
+    process: subprocess.Popen[str]
+    port: int
+    metrics_port: int
+    engine_port: int
+    lines: list[str] = field(default_factory=list)
+
+    def wait_line(self, pattern: str) -> str:
+        """Wait until a line of standard output matches; fails if the process ends first."""
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + START_SECONDS
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.process.stdout, selectors.EVENT_READ)
+            while time.monotonic() < deadline:
+                if not selector.select(timeout=1.0):
+                    continue
+                line = self.process.stdout.readline()
+                assert line, f"ended with {self.process.wait()} after {self.lines}"
+                self.lines.append(line.rstrip("\n"))
+                if re.search(pattern, line):
+                    return line
+        raise AssertionError(f"no line matches {pattern!r} in {self.lines}")
+
+    def interrupt(self) -> int:
+        """What Ctrl-C at the terminal sends."""
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(timeout=90)
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[Serve]:
+    port, metrics_port, engine_port = free_ports(3)
+    options = {"--port": port, "--metrics-port": metrics_port, "--engine-port": engine_port}
+    command = [sys.executable, "-m", "longleaf", "serve"]
+    for name, value in options.items():
+        command += [name, str(value)]
+    with subprocess.Popen(
+        [*command, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        bufsize=1,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as process:
+        try:
+            yield Serve(process, port, metrics_port, engine_port)
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                try:
+                    process.wait(timeout=90)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+
+
+def is_listening(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def test_the_printed_line_streams_an_answer_with_its_commit_len() -> None:
+    with running() as serve:
+        line = serve.wait_line("^ready ")
+        pasted = shlex.split(line[line.index("curl ") :])
+        answer = subprocess.run(pasted, capture_output=True, text=True, timeout=120, check=True)
+        events = [part for part in answer.stdout.split("\n\n") if part.startswith("data: ")]
+        assert events[-1].strip() == "data: [DONE]"
+        chunks = [json.loads(part.removeprefix("data: ")) for part in events[:-1]]
+        text = "".join(
+            choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"]
+        )
+        assert text.startswith("1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")
+        usage = chunks[-1]["usage"]
+        spec = usage["spec_tokens_details"]
+        assert spec["commit_len"] * spec["steps"] == pytest.approx(
+            usage["completion_tokens"] - 1, abs=0.01 * spec["steps"]
+        )
+        assert spec["commit_len"] > 4.0
+        metrics_url = f"http://127.0.0.1:{serve.metrics_port}/metrics"
+        with urllib.request.urlopen(metrics_url, timeout=10) as metrics:
+            assert "longleaf_gateway_" in metrics.read().decode()
+        assert serve.interrupt() == 0
+        ports = (serve.port, serve.metrics_port, serve.engine_port)
+        assert [port for port in ports if is_listening(port)] == []
+
+
+def test_ctrl_c_lets_a_running_stream_finish() -> None:
+    with running() as serve:
+        serve.wait_line("^ready ")
+        body = {
+            "model": "longleaf-tiny",
+            "messages": [{"role": "user", "content": "Please count from 1 to 200."}],
+            "max_tokens": 600,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{serve.port}/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            first = answer.readline()
+            serve.process.send_signal(signal.SIGINT)
+            rest = answer.read().decode()
+        assert first.startswith(b"data: ")
+        assert '"completion_tokens":600' in rest
+        assert rest.rstrip().endswith("data: [DONE]")
+        assert serve.process.wait(timeout=90) == 0
+
+
+def test_a_part_that_dies_stops_the_other_and_is_reported() -> None:
+    with running() as serve:
+        serve.wait_line("^ready ")
+        children = subprocess.run(
+            ["pgrep", "-P", str(serve.process.pid), "-f", "longleaf embedded"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        os.kill(int(children.stdout.split()[0]), signal.SIGKILL)
+        assert serve.process.wait(timeout=90) == 1
+        ports = (serve.port, serve.metrics_port, serve.engine_port)
+        assert [port for port in ports if is_listening(port)] == []
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = int(taken.getsockname()[1])
+        ended = subprocess.run(
+            [sys.executable, "-m", "longleaf", "serve", "--port", str(port)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert ended.returncode == 1
+    assert f"--port: cannot listen on 127.0.0.1:{port}" in ended.stderr
+
+
+def test_a_wrong_engine_option_ends_with_its_message() -> None:
+    port, metrics_port, engine_port = free_ports(3)
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "longleaf", "serve", "--port", str(port)),
+            *("--metrics-port", str(metrics_port), "--engine-port", str(engine_port)),
+            *("--", "--context-length", "99999999"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "context length must be at most the model's" in ended.stderr
+    assert "the embedded engine ended with status" in ended.stderr
