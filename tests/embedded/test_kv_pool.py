@@ -53,6 +53,7 @@ def test_a_slot_holds_one_latent_row_a_layer() -> None:
     assert pool.latent.shape == (4, 12, 20 + 8)
     assert pool.draft_keys.shape == pool.draft_values.shape == (3, 2, 12, 12)
     assert len(pool.arrays()) == 3
+    assert len(filled().arrays()) == 6
     assert all(rows.dtype == np.float32 for rows in filled().arrays())
 
 

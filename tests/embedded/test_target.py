@@ -176,6 +176,17 @@ def test_only_the_segments_slots_are_read_and_written(target: Target, pool: KvPo
         assert np.isfinite(rows[..., slots, :]).all()
 
 
+def test_moved_rows_serve_at_their_new_slots(target: Target, pool: KvPool) -> None:
+    slots = np.arange(CAPACITY)
+    target.forward([segment(TOKENS[:30], slots)], pool)
+    expected = logits(target, pool, segment(TOKENS[30:40], slots, 30))
+    pool.move(slots[:30], slots[20:50])
+    for rows in pool.arrays():
+        rows[..., slots[:20], :] = np.nan
+    moved = logits(target, pool, segment(TOKENS[30:40], slots[20:], 30))
+    np.testing.assert_allclose(moved, expected, atol=1e-5)
+
+
 def test_segments_of_one_forward_do_not_mix(target: Target, pool: KvPool) -> None:
     slots = RNG.permutation(CAPACITY)
     ours, theirs = slots[:60], slots[60:120]
