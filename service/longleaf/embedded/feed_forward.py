@@ -7,11 +7,7 @@ from longleaf.embedded.weights import F32, Weights
 
 def rms_unit(x: F32, eps: float) -> F32:
     """x float32[T, n] over its root mean square along n: a norm whose weight is folded away."""
-    inverse = np.einsum("ij,ij->i", x, x)
-    inverse /= x.shape[1]
-    inverse += eps
-    np.sqrt(inverse, out=inverse)
-    out: F32 = x / inverse[:, None]
+    out: F32 = x / np.sqrt(np.vecdot(x, x)[:, None] / x.shape[1] + eps)
     return out
 
 

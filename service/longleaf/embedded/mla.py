@@ -123,10 +123,7 @@ class LatentAttention:
 
     def _write(self, fused: F32, rope_key: F32, at: Index, pool: KvPool) -> None:
         latent = fused[:, self._latent_at : self._expanded_at]
-        inverse = np.einsum("ij,ij->i", latent, latent)
-        inverse /= self._rank
-        inverse += _KV_A_EPS
-        inverse = 1 / np.sqrt(inverse)[:, None]
+        inverse = 1 / np.sqrt(np.vecdot(latent, latent)[:, None] / self._rank + _KV_A_EPS)
         row = pool.latent[self._layer]
         row[at, : self._rank] = latent * inverse * self._latent_norm
         row[at, self._rank :] = rope_key
