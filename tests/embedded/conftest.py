@@ -1,9 +1,18 @@
-"""Real models for the engine's tests, loaded once; a pool and a scheduler for each test."""
+"""Real models for the engine's tests, loaded once; schedulers driven by hand; real servers."""
 
+import contextlib
+import http.client
+import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -145,3 +154,138 @@ def ask(loaded: LoadedModels) -> Callable[..., GenerationRequest]:
         return GenerationRequest(**{**values, **fields})  # type: ignore[arg-type]
 
     return make
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An HTTP answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def events(self) -> list[Any]:
+        """The JSON of every event of a stream, which must end with [DONE]."""
+        assert self.headers["content-type"] == "text/event-stream; charset=utf-8"
+        lines = self.body.decode().split("\n\n")
+        assert lines[-2:] == ["data: [DONE]", ""]
+        return [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+
+
+class ServerProcess:
+    """A real ``longleaf embedded`` on a free port."""
+
+    def __init__(self, *options: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port: int = free.getsockname()[1]
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "longleaf", "embedded", "--port", str(self.port)),
+                *("--model-path", str(MODELS / "tiny-target")),
+                *("--speculative-draft-model-path", str(MODELS / "tiny-drafter")),
+                *options,
+            ],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, self.process.communicate()[1]
+            assert time.monotonic() < deadline, "the condition never came true"
+            time.sleep(0.01)
+
+    def healthy(self) -> bool:
+        try:
+            return self.get("/health").status == 200
+        except ConnectionRefusedError:
+            return False
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+
+    def send(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Reply:
+        with contextlib.closing(self.connect()) as connection:
+            connection.request(method, path, body, dict(headers))
+            answer = connection.getresponse()
+            names = {name.lower(): value for name, value in answer.getheaders()}
+            return Reply(answer.status, names, answer.read())
+
+    def get(self, path: str) -> Reply:
+        return self.send("GET", path, None, {})
+
+    def post(self, path: str, body: object) -> Reply:
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.send("POST", path, raw, {"Content-Type": "application/json"})
+
+    def chat(self, content: str = "Count from 1 to 40.", **fields: object) -> Reply:
+        messages = [{"role": "user", "content": content}]
+        body = {"model": "tiny", "messages": messages, "temperature": 0, "ignore_eos": True}
+        return self.post("/v1/chat/completions", body | {"max_tokens": 24} | fields)
+
+    def open_stream(
+        self, content: str, **fields: object
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        """A stream that the caller reads, and closes."""
+        connection = self.connect()
+        self.send_chat(connection, content, stream=True, **fields)
+        return connection, connection.getresponse()
+
+    def send_chat(
+        self, connection: http.client.HTTPConnection, content: str, **fields: object
+    ) -> None:
+        messages = [{"role": "user", "content": content}]
+        body = {"messages": messages, "temperature": 0, "ignore_eos": True} | fields
+        raw = json.dumps(body).encode()
+        connection.request(
+            "POST", "/v1/chat/completions", raw, {"Content-Type": "application/json"}
+        )
+
+    def load(self) -> Any:
+        return self.get("/v1/loads").json["loads"][0]
+
+    def stop(self) -> int:
+        """End it as an operator would; its exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.communicate()
+            raise
+        return self.process.returncode
+
+
+StartServer = Callable[..., ServerProcess]
+LIMITS = (
+    *("--context-length", "8192", "--max-total-tokens", "4096", "--served-model-name", "tiny"),
+    *("--max-running-requests", "4", "--max-queued-requests", "2"),
+)
+
+
+@pytest.fixture(scope="module")
+def start_server() -> Iterator[StartServer]:
+    """Starts servers and waits until they are healthy; stops them at the end of the module."""
+    started: list[ServerProcess] = []
+
+    def start(*options: str) -> ServerProcess:
+        server = ServerProcess(*LIMITS, *options)
+        started.append(server)
+        server.until(server.healthy)
+        return server
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def server(start_server: StartServer) -> ServerProcess:
+    return start_server()

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import socket
-import time
 from types import FrameType
 
 import uvicorn
@@ -17,16 +16,15 @@ from longleaf.metrics import EngineMetrics, SglangMetrics
 
 logger = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.05
 _CLOSE_SECONDS = 5
 
 
 class DrainingServer(uvicorn.Server):
-    """On the first signal: healthy no more, no new work, running answers end (bounded), then exit
-    0.
+    """On the first signal: healthy no more, no new work, running answers end, then exit 0.
 
     The listener stays open until then, so that health checks see a 503 and not a refused
-    connection. A second signal ends the server at once.
+    connection. Answers that take longer than the drain may are aborted. A second signal ends the
+    server at once.
     """
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
@@ -52,13 +50,17 @@ class DrainingServer(uvicorn.Server):
         self._drain = asyncio.create_task(self._drain_and_exit())
 
     async def _drain_and_exit(self) -> None:
-        deadline = time.monotonic() + self._service.server.drain_seconds
-        logger.info("draining: running answers have %.0f s", self._service.server.drain_seconds)
-        while self.server_state.tasks and time.monotonic() < deadline:
-            if not self._service.engine.health.alive:
-                break
-            await asyncio.sleep(_POLL_SECONDS)
+        seconds = self._service.server.drain_seconds
+        logger.info("draining: running answers have %.0f s", seconds)
+        await self._wait_for_answers(seconds)
+        self._service.engine.abort("")
+        await self._wait_for_answers(_CLOSE_SECONDS)
         self.should_exit = True
+
+    async def _wait_for_answers(self, seconds: float) -> None:
+        running = set(self.server_state.tasks)
+        if running:
+            await asyncio.wait(running, timeout=seconds)
 
 
 def serve_engine(
