@@ -22,10 +22,10 @@ RNG = np.random.default_rng(11)
 TOKENS: I64 = RNG.integers(0, 61, 60)
 
 
-def build(**changes: Any) -> Target:
+def build(threads: int = 1, **changes: Any) -> Target:
     pair = small_pair(**changes)
     config = TargetConfig.parse(pair.target_config, "small")
-    return Target(config, Weights(pair.target, "small"), TAPS)
+    return Target(config, Weights(pair.target, "small"), TAPS, threads)
 
 
 @pytest.fixture(scope="module")
@@ -137,12 +137,15 @@ def test_both_forms_over_latent_rows_are_used_and_agree(target: Target) -> None:
 
 @pytest.mark.parametrize("expanded", [True, False])
 @pytest.mark.parametrize("scores", [16, 200, 2000])
+@pytest.mark.parametrize("threads", [1, 2])
 def test_blocks_of_queries_change_nothing(
-    target: Target, monkeypatch: pytest.MonkeyPatch, expanded: bool, scores: int
+    monkeypatch: pytest.MonkeyPatch, expanded: bool, scores: int, threads: int
 ) -> None:
+    target = build(threads)
     slots = np.arange(CAPACITY)
     _, depths, visible = random_tree(40, seed=3)
     results = []
+    monkeypatch.setattr(attention, "_MIN_ROWS", 3)
     for limit in (1 << 30, scores):
         monkeypatch.setattr(attention, "_BLOCK_SCORES", limit)
         pool = KvPool(target.config, None, CAPACITY, expanded)

@@ -7,12 +7,14 @@ slice), scattered slots are gathered.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from longleaf.embedded.weights import F32
+from longleaf.embedded.workers import Workers
 
 Mask = npt.NDArray[np.bool_]
 Index = slice | npt.NDArray[np.int64]
@@ -22,6 +24,9 @@ _SHORT_RUN = 64
 
 _BLOCK_SCORES = 1 << 18
 """Scores held at once (1 MiB): a block of queries is as large as this allows."""
+
+_MIN_ROWS = 64
+"""Query rows of a block of one head: with fewer, laying out the keys costs more than using them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +91,9 @@ class KeysValues(Protocol):
         """Write probs [groups, rows, stop] times the values into out [groups, rows, width]."""
 
 
-def attend(kv: KeysValues, rows: int, keys: int, hidden: Mask | None, out: F32) -> None:
+def attend(
+    kv: KeysValues, rows: int, keys: int, hidden: Mask | None, out: F32, workers: Workers
+) -> None:
     """Softmax attention of ``rows`` queries, which are the last ``rows`` of ``keys`` keys.
 
     Args:
@@ -95,27 +102,40 @@ def attend(kv: KeysValues, rows: int, keys: int, hidden: Mask | None, out: F32) 
         keys: Key rows P + T; the first P are visible to every query.
         hidden: bool[T, T], true where query row i must not see own row j; None is causal.
         out: float32[groups, T, width], written.
+        workers: Run the blocks of queries, which do not depend on each other.
     """
     prefix = keys - rows
     group_step, row_step = _block(kv.groups, rows, keys)
     later = np.triu(np.ones((row_step, row_step), np.bool_), 1)
-    for g in range(0, kv.groups, group_step):
-        group = slice(g, min(g + group_step, kv.groups))
-        for r in range(0, rows, row_step):
-            block = slice(r, min(r + row_step, rows))
-            stop = prefix + block.stop if hidden is None else keys
-            size = (group.stop - group.start, block.stop - block.start, stop)
-            scores = np.empty(size, np.float32)
-            kv.scores(group, block, stop, scores)
-            if hidden is not None:
-                np.copyto(scores[:, :, prefix:], -np.inf, where=hidden[block])
-            elif size[1] > 1:
-                own = scores[:, :, prefix + block.start :]
-                np.copyto(own, -np.inf, where=later[: size[1], : size[1]])
-            total = exponentiate(scores)
-            mixed = out[group, block]
-            kv.mix(group, scores, stop, mixed)
-            mixed /= total
+
+    def attend_block(group: slice, block: slice) -> None:
+        if hidden is None:  # nothing past the block's last row, and a triangle before that
+            first, stop = prefix + block.start, prefix + block.stop
+            masked = later[: stop - first, : stop - first]
+        else:
+            first, stop = prefix, keys
+            masked = hidden[block]
+        size = (group.stop - group.start, block.stop - block.start, stop)
+        scores = np.empty(size, np.float32)
+        kv.scores(group, block, stop, scores)
+        if rows > 1:
+            np.copyto(scores[:, :, first:], -np.inf, where=masked)
+        total = exponentiate(scores)
+        mixed = out[group, block]
+        kv.mix(group, scores, stop, mixed)
+        mixed /= total
+
+    workers.run(
+        [
+            partial(attend_block, group, block)
+            for group in _slices(kv.groups, group_step)
+            for block in _slices(rows, row_step)
+        ]
+    )
+
+
+def _slices(count: int, step: int) -> list[slice]:
+    return [slice(at, min(at + step, count)) for at in range(0, count, step)]
 
 
 def exponentiate(scores: F32) -> F32:
@@ -132,7 +152,7 @@ def _block(groups: int, rows: int, keys: int) -> tuple[int, int]:
         return groups, rows
     if rows * keys <= _BLOCK_SCORES:
         return _BLOCK_SCORES // (rows * keys), rows
-    return 1, max(_BLOCK_SCORES // keys, 16)
+    return 1, max(_BLOCK_SCORES // keys, min(_MIN_ROWS, rows))
 
 
 class PerHead:

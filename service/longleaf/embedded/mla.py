@@ -19,6 +19,7 @@ from longleaf.embedded.feed_forward import fold_norm
 from longleaf.embedded.kv_pool import KvPool
 from longleaf.embedded.rope import C64, pair_halves, rotate
 from longleaf.embedded.weights import F32, Weights
+from longleaf.embedded.workers import Workers
 
 _KV_A_EPS = 1e-6
 """DeepSeek-V3 leaves this norm at its default, whatever rms_norm_eps says."""
@@ -41,6 +42,7 @@ class Batch:
     rotations: C64
     write: Index
     segments: Sequence[SegmentRows]
+    workers: Workers
 
     @property
     def rows(self) -> int:
@@ -118,6 +120,7 @@ class LatentAttention:
                 segment,
                 pool,
                 mixed[r].transpose(1, 0, 2),
+                batch.workers,
             )
         return mixed.reshape(len(x), -1) @ self._output
 
@@ -137,7 +140,9 @@ class LatentAttention:
         pool.expanded.values[self._layer][:, at] = values.transpose(1, 0, 2)
         pool.expanded.rope_keys[self._layer][at] = rope_key
 
-    def _attend(self, q: F32, q_rope: F32, segment: SegmentRows, pool: KvPool, out: F32) -> None:
+    def _attend(
+        self, q: F32, q_rope: F32, segment: SegmentRows, pool: KvPool, out: F32, workers: Workers
+    ) -> None:
         """q [H, T, nope], q_rope [H, T, rope] -> out [H, T, v], by the form with fewer products."""
         rows, keys = q.shape[1], segment.keys
         latent = pool.latent[self._layer]
@@ -150,12 +155,12 @@ class LatentAttention:
             absorbed = np.concatenate((q @ self._absorb_key, q_rope), axis=-1)
             kv = Absorbed(absorbed, latent, self._rank, segment.where)
             compressed = np.empty((self._heads, rows, self._rank), np.float32)
-            attend(kv, rows, keys, segment.hidden, compressed)
+            attend(kv, rows, keys, segment.hidden, compressed, workers)
             np.matmul(compressed, self._absorb_value, out=out)
             return
         else:
             kv = self._project(q, q_rope, latent, segment)
-        attend(kv, rows, keys, segment.hidden, out)
+        attend(kv, rows, keys, segment.hidden, out, workers)
 
     def _project(self, q: F32, q_rope: F32, latent: F32, segment: SegmentRows) -> PerHead:
         cached = np.concatenate([latent[span.index] for span in segment.where])

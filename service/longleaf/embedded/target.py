@@ -4,6 +4,7 @@ One forward serves prefill chunks, decode rows and verify trees alike: a ``Segme
 there are, where they go and what they see. Linear layers run over all segments together.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from longleaf.embedded.mla import Batch, LatentAttention, SegmentRows
 from longleaf.embedded.moe import MixtureOfExperts
 from longleaf.embedded.rope import frequencies, rotations
 from longleaf.embedded.weights import F32, Weights
+from longleaf.embedded.workers import Workers
 
 I64 = npt.NDArray[np.int64]
 
@@ -78,9 +80,23 @@ class TargetOutput:
 class Target:
     """A loaded target. Immutable: a forward changes only the pool that it is given."""
 
-    def __init__(self, config: TargetConfig, weights: Weights, taps: Sequence[int] = ()) -> None:
-        """Fuse ``weights`` for the forward. ``taps``: layers whose outputs become features."""
+    def __init__(
+        self,
+        config: TargetConfig,
+        weights: Weights,
+        taps: Sequence[int] = (),
+        threads: int = 1,
+    ) -> None:
+        """Fuse ``weights`` for the forward.
+
+        Args:
+            config: Shapes and constants.
+            weights: Every tensor that the config calls for.
+            taps: Layers whose outputs become features.
+            threads: Threads that share the attention of long contexts and chunks.
+        """
         self.config = config
+        self._workers = Workers(threads)
         self._taps = {layer: i for i, layer in enumerate(taps)}
         c = config
         self._embedding = weights.take("model.embed_tokens.weight", c.vocab_size, c.hidden_size)
@@ -108,13 +124,16 @@ class Target:
         self._row_bytes = c.num_layers * c.latent_width * self._embedding.itemsize
 
     @classmethod
-    def load(cls, directory: Path, taps: Sequence[int] = ()) -> Self:
+    def load(cls, directory: Path, taps: Sequence[int] = (), threads: int | None = None) -> Self:
         """Read config.json and model.safetensors. Raises ConfigError or WeightsError.
+
+        ``threads`` None is as many as this process may use, up to 4.
 
         From then on this process's BLAS runs on one thread (see ``use_one_blas_thread``).
         """
         use_one_blas_thread()
-        return cls(TargetConfig.load(directory), Weights.load(directory), taps)
+        threads = min(len(os.sched_getaffinity(0)), 4) if threads is None else threads
+        return cls(TargetConfig.load(directory), Weights.load(directory), taps, threads)
 
     def embed(self, tokens: I64) -> F32:
         """int64[T] -> float32[T, hidden]."""
@@ -160,7 +179,7 @@ class Target:
             placed.append(SegmentRows(rows, len(slots), spans(slots), hidden))
         positions = _joined([s.positions for s in segments])
         write = index_of(_joined([s.slots for s in segments]))
-        return Batch(self._rotations[positions], write, placed)
+        return Batch(self._rotations[positions], write, placed, self._workers)
 
 
 def pad_rows(x: F32) -> F32:
