@@ -93,7 +93,11 @@ def test_loads(server: ServerProcess) -> None:
     body = server.get("/v1/loads").json
     assert list(body) == ["timestamp", "version", "accelerator", "num_accelerators", "loads"]
     load = body["loads"][0]
-    assert list(load) == [*CORE, "memory", "speculative", "queues"]
+    assert list(load) == [*CORE, "memory", "speculative", "disaggregation", "queues"]
+    memory = ["weight_gb", "kv_cache_gb", "graph_gb", "token_capacity"]
+    assert list(load["memory"]) == memory
+    assert load["memory"]["kv_cache_gb"] > 0.01
+    assert load["disaggregation"]["mode"] == "null"
     assert list(load["queues"]) == ["waiting", "grammar", "paused", "retracted", "prealloc_ready"]
     assert list(server.get("/v1/loads?include=core").json["loads"][0]) == CORE
     assert list(server.get("/v1/loads?include=core,spec").json["loads"][0]) == [

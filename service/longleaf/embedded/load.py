@@ -31,6 +31,7 @@ class ModelInfo:
     architectures: tuple[str, ...]
     context_length: int
     vocab_size: int
+    weight_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,8 @@ def load_models(options: EngineOptions) -> LoadedModels:
         KvPool(target_config, drafter_config, options.max_total_tokens),
         frozenset(target_config.eos_token_ids),
     )
+    read = [options.target] if drafter is None else [options.target, options.drafter]
+    weight_bytes = sum((path / "model.safetensors").stat().st_size for path in read)
     raw: dict[str, Any] = json.loads((options.target / "config.json").read_text())
     info = ModelInfo(
         options.served_model_name,
@@ -98,5 +101,6 @@ def load_models(options: EngineOptions) -> LoadedModels:
         tuple(raw.get("architectures", ())),
         context_length,
         target_config.vocab_size,
+        weight_bytes,
     )
     return LoadedModels(models, Tokenizer.load(options.target), info, limits)

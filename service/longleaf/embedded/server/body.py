@@ -13,6 +13,8 @@ Body = TypeVar("Body", bound=BaseModel)
 
 _INLINE_BYTES = 256 * 1024
 _SHOWN_INPUT = 200
+_DISCARD_BYTES = 256 << 20
+"""What is read of a body that is too long, so that its sender gets to see the answer."""
 
 
 async def read_body(request: Request, model: type[Body], limit: int) -> Body:
@@ -37,15 +39,13 @@ async def read_body(request: Request, model: type[Body], limit: int) -> Body:
 
 
 async def _read_limited(request: Request, limit: int) -> bytes:
-    declared = request.headers.get("content-length", "")
     chunks: list[bytes] = []
-    size = int(declared) if declared.isdecimal() else 0
-    if size <= limit:
-        size = 0
-        async for chunk in request.stream():
-            size += len(chunk)
-            if size > limit:
-                break
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > _DISCARD_BYTES:
+            break
+        if size <= limit:
             chunks.append(chunk)
     if size > limit:
         raise ApiError(

@@ -3,16 +3,25 @@
 from typing import Any
 
 from longleaf.embedded.loads import LoadSnapshot
-from longleaf.embedded.options import EngineOptions
 from longleaf.embedded.server.errors import ApiError
+from longleaf.embedded.server.service import Service
 
 _SECTIONS = frozenset({"core", "memory", "spec", "lora", "disagg", "queues", "all"})
+_GB = 1 << 30
+_DISAGGREGATION = {
+    "mode": "null",
+    "prefill_bootstrap_queue_reqs": 0,
+    "prefill_inflight_queue_reqs": 0,
+    "decode_prealloc_queue_reqs": 0,
+    "decode_transfer_queue_reqs": 0,
+    "decode_retracted_queue_reqs": 0,
+    "kv_transfer_speed_gb_s": 0.0,
+    "kv_transfer_latency_ms": 0.0,
+}
 _PROMETHEUS_PREFIX = {"speculative": "spec", "disaggregation": "disagg"}
 
 
-def load_body(
-    snapshot: LoadSnapshot, options: EngineOptions, include: str | None
-) -> dict[str, Any]:
+def load_body(service: Service, include: str | None) -> dict[str, Any]:
     """The one entry of ``loads``; ``include`` names sections, comma separated, None for all."""
     wanted = {name.strip() for name in include.split(",")} if include else {"all"}
     if not wanted <= _SECTIONS:
@@ -20,33 +29,49 @@ def load_body(
             f"Invalid include sections: {sorted(wanted - _SECTIONS)}. "
             f"Valid options: {sorted(_SECTIONS)}"
         )
+    snapshot = service.engine.snapshot
     body = _core(snapshot)
-    sections: dict[str, tuple[str, dict[str, Any]]] = {
-        "memory": ("memory", {"token_capacity": snapshot.max_total_num_tokens}),
-        "queues": (
-            "queues",
-            {
-                "waiting": snapshot.num_waiting_reqs,
-                "grammar": 0,
-                "paused": 0,
-                "retracted": snapshot.num_retracted_reqs,
-                "prealloc_ready": 0,
-            },
-        ),
-    }
-    if options.speculative.enabled and snapshot.spec_verify_calls:
-        sections["spec"] = (
-            "speculative",
-            {
-                "accept_length": round(snapshot.accept_length, 4),
-                "accept_rate": round(snapshot.accept_rate, 4),
-            },
-        )
-    for name in ("memory", "spec", "queues"):
-        if name in sections and ({"all", name} & wanted):
-            key, section = sections[name]
-            body[key] = section
+    for include_name, name, section in (
+        ("memory", "memory", _memory(service, snapshot)),
+        ("spec", "speculative", _speculative(snapshot)),
+        ("disagg", "disaggregation", _DISAGGREGATION),
+        ("queues", "queues", _queues(snapshot)),
+    ):
+        if section is not None and wanted & {"all", include_name}:
+            body[name] = section
     return body
+
+
+def _memory(service: Service, snapshot: LoadSnapshot) -> dict[str, Any]:
+    pool = service.loaded.models.pool
+    arrays = [pool.latent, pool.draft_keys, pool.draft_values]
+    if pool.expanded is not None:
+        arrays += [pool.expanded.keys, pool.expanded.rope_keys, pool.expanded.values]
+    return {
+        "weight_gb": round(service.loaded.info.weight_bytes / _GB, 3),
+        "kv_cache_gb": round(sum(array.nbytes for array in arrays) / _GB, 3),
+        "graph_gb": 0.0,
+        "token_capacity": snapshot.max_total_num_tokens,
+    }
+
+
+def _speculative(snapshot: LoadSnapshot) -> dict[str, Any] | None:
+    if not snapshot.spec_verify_calls:
+        return None
+    return {
+        "accept_length": round(snapshot.accept_length, 4),
+        "accept_rate": round(snapshot.accept_rate, 4),
+    }
+
+
+def _queues(snapshot: LoadSnapshot) -> dict[str, Any]:
+    return {
+        "waiting": snapshot.num_waiting_reqs,
+        "grammar": 0,
+        "paused": 0,
+        "retracted": snapshot.num_retracted_reqs,
+        "prealloc_ready": 0,
+    }
 
 
 def _core(snapshot: LoadSnapshot) -> dict[str, Any]:

@@ -15,20 +15,20 @@ from longleaf.embedded.options import EngineOptions
 from longleaf.embedded.server.errors import ApiError
 from longleaf.embedded.server.params import SamplingDefaults
 
-STALL_SECONDS = 20.0
-"""A step that takes longer than this counts as hung (SGLang's health check waits as long)."""
-
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Where the server listens, its body limit in bytes, and how many seconds running answers get
-    to end.
+    """Where the server listens, and its limits.
+
+    ``drain_seconds``: how long running answers may take to end after a signal. ``stall_seconds``:
+    a step that takes longer counts as hung (SGLang's health check waits as long).
     """
 
     host: str
     port: int
     max_body_bytes: int
     drain_seconds: float
+    stall_seconds: float = 20.0
 
 
 @dataclass(slots=True)
@@ -48,7 +48,11 @@ class Service:
     def healthy(self) -> bool:
         """Whether new requests should come here."""
         health = self.engine.health
-        return health.alive and health.stalled_seconds < STALL_SECONDS and not self.draining
+        return (
+            health.alive
+            and health.stalled_seconds < self.server.stall_seconds
+            and not self.draining
+        )
 
     def check_open(self) -> None:
         """Refuse new work while going down."""

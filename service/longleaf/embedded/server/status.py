@@ -15,7 +15,7 @@ from longleaf.embedded.engine import EngineDeadError
 from longleaf.embedded.request import GenerationRequest
 from longleaf.embedded.server.errors import ApiError
 from longleaf.embedded.server.loads import load_body, prometheus_text
-from longleaf.embedded.server.service import STALL_SECONDS, Service
+from longleaf.embedded.server.service import Service
 
 
 def status_routes(service: Service) -> APIRouter:
@@ -63,7 +63,7 @@ def status_routes(service: Service) -> APIRouter:
 
     @router.get("/v1/loads")
     async def loads(include: str | None = None, format: str = "json") -> Response:  # noqa: A002
-        load = load_body(service.engine.snapshot, service.options, include)
+        load = load_body(service, include)
         if format == "prometheus":
             return PlainTextResponse(prometheus_text(load), media_type=CONTENT_TYPE_PLAIN_0_0_4)
         answer = {
@@ -93,7 +93,7 @@ async def _generates(service: Service) -> bool:
         rid=f"HEALTH_CHECK_{uuid.uuid4().hex}", prompt=np.zeros(1, np.int64), max_tokens=1
     )
     try:
-        with anyio.fail_after(STALL_SECONDS):
+        with anyio.fail_after(service.server.stall_seconds):
             async with service.engine.stream(request) as events:
                 await events.next_event()
     except (TimeoutError, EngineDeadError):
