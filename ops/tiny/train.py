@@ -97,9 +97,9 @@ class Trainer:
         """(rows, length) of a batch at a share of the budget."""
         if self.o.small:
             return 3, 192
-        if done < 0.70:
+        if done < min(0.70, self.o.long_from):
             return 32, 2048
-        return (16, 4096) if done < 0.85 else (4, 19456)
+        return (16, 4096) if done < self.o.long_from else (4, 19456)
 
     def train_target(self) -> None:
         target, probes = self.target, Probes(TargetShape(), self.drafter.shape.taps)
@@ -340,6 +340,7 @@ def main() -> None:
     parser.add_argument("--long-share", type=float, default=0.12, help="drafter: 19k rows")
     parser.add_argument("--init", type=Path, help="start from this exported pair")
     parser.add_argument("--chat-every", type=int, default=0, help="target: a batch of chats each")
+    parser.add_argument("--long-from", type=float, default=0.85, help="target: then rows of 19k")
     parser.add_argument("--samples", type=int, default=1024, help="positions probed a step")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--small", action="store_true")
