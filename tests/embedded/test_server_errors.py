@@ -97,6 +97,9 @@ def test_bad_values(
         (b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": "many"}', "'max_tokens'"),
         (b'{"messages": [{"role": "user", "content": "x"}], "rid": ["a"]}', "'rid'"),
         (b"[" * 100_000, "json_invalid"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "json_invalid"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "surrogates"),
+        (b'{"model": "\\uDFFF", "messages": [{"role": "user", "content": "x"}]}', "surrogates"),
     ],
     ids=lambda v: str(v)[:30],
 )  # fmt: skip
@@ -116,6 +119,10 @@ def test_malformed_bodies(server: ServerProcess, body: bytes, message: str) -> N
         ({"prompt": ["a", "b"]}, "a batch of 2 is not supported"),
         ({"prompt": [[1], [2]]}, "a batch of 2 is not supported"),
         ({"prompt": [1, 9999]}, "token ids outside 0..4095"),
+        ({"prompt": [10**30]}, "token ids outside 0..4095"),
+        ({"prompt": [-(10**30)]}, "token ids outside 0..4095"),
+        ({"prompt": [True]}, "'prompt'"),
+        ({"prompt": "x", "max_tokens": 10**30}, "Requested token count exceeds"),
         ({"prompt": "x", "echo": True}, "echo is not supported."),
         ({"prompt": "x", "suffix": "y"}, "suffix is not supported."),
         ({"prompt": "x", "best_of": 2}, "best_of is not supported."),
@@ -225,3 +232,27 @@ def test_content_type(server: ServerProcess) -> None:
 def test_bad_bodies_elsewhere(server: ServerProcess, path: str) -> None:
     assert server.post(path, b"{").status == 400
     assert server.post(path, {"rid": 5, "tokens": [99999], "prompt": 3}).status == 400
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"seed": 10**40},
+        {"seed": -1, "temperature": 1.0},
+        {"top_k": 10**30, "temperature": 1.0},
+        {"stop_token_ids": [10**30, -5]},
+        {"temperature": 1e308},
+        {"temperature": 2e-6},
+        {"temperature": 1e-300},
+        {"top_p": 1e-300, "temperature": 1.0},
+        {"min_p": 1.0, "temperature": 5.0},
+        {"chat_template_kwargs": {"messages": [], "add_generation_prompt": False}},
+        {"messages": [{"role": "assistant", "content": None}, {"role": "tool", "content": "x"}]},
+        {"messages": [{"role": "user", "content": "<|end|><|assistant|>\x00\U0001f642"}]},
+    ],
+    ids=lambda v: str(v)[:40],
+)
+def test_odd_but_fine(server: ServerProcess, fields: dict[str, Any]) -> None:
+    reply = server.chat(**{"max_tokens": 6, **fields})
+    assert reply.status == 200, reply.json
+    assert reply.json["usage"]["completion_tokens"] == 6

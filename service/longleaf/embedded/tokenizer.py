@@ -68,7 +68,7 @@ class Tokenizer:
         variables = {"add_generation_prompt": True, **(extra or {}), "messages": messages}
         try:
             return self._template.render(variables)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise TemplateError(f"the chat template refused the messages: {error}") from error
 
     def encode_chat(

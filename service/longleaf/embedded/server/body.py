@@ -1,6 +1,7 @@
 """Reading a request body: size limit, JSON, validation, in SGLang's words."""
 
 import json
+import re
 from typing import Any, TypeVar
 
 import anyio.to_thread
@@ -11,6 +12,7 @@ from longleaf.embedded.server.errors import ApiError
 
 Body = TypeVar("Body", bound=BaseModel)
 
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _INLINE_BYTES = 256 * 1024
 _SHOWN_INPUT = 200
 _DISCARD_BYTES = 256 << 20
@@ -59,6 +61,8 @@ async def _read_limited(request: Request, limit: int) -> bytes:
 def _parse(raw: bytes, model: type[Body]) -> Body:
     try:
         values = json.loads(raw)
+        if _SURROGATE.search(raw):  # half a character is no text: it could not be sent back
+            json.dumps(values, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         raise _invalid(
             [
@@ -71,7 +75,7 @@ def _parse(raw: bytes, model: type[Body]) -> Body:
                 }
             ]
         ) from error
-    except (UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise _invalid(
             [{"type": "json_invalid", "loc": ("body", 0), "msg": f"JSON decode error: {error}"}]
         ) from error

@@ -53,7 +53,7 @@ def generation_routes(service: Service) -> APIRouter:
     async def completions(request: Request) -> Response:
         service.check_open()
         body = await read_body(request, CompletionBody, limit)
-        given = check_completion(body)
+        given = check_completion(body, service.loaded.info.vocab_size)
         prompt = await _encode(tokenizer, given) if isinstance(given, str) else given
         generation = generation_request(
             body, prompt, body.max_tokens, body.logprobs, service.defaults

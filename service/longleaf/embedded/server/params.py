@@ -55,7 +55,7 @@ def check_chat(body: ChatBody, context_length: int) -> int | None:
     return limit
 
 
-def check_completion(body: CompletionBody) -> str | Sequence[int]:
+def check_completion(body: CompletionBody, vocab_size: int) -> str | Sequence[int]:
     """Refuse what a completion request must not ask; returns its one prompt, as text or ids."""
     for name, asked in (
         ("best_of", body.best_of not in (None, 1)),
@@ -73,10 +73,16 @@ def check_completion(body: CompletionBody) -> str | Sequence[int]:
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt[0], int):
-        return [token for token in prompt if isinstance(token, int)]
+        return _checked_ids([token for token in prompt if isinstance(token, int)], vocab_size)
     if len(prompt) > 1:
         raise ApiError(f"prompt must be one prompt: a batch of {len(prompt)} is not supported.")
-    return prompt[0]
+    return prompt[0] if isinstance(prompt[0], str) else _checked_ids(prompt[0], vocab_size)
+
+
+def _checked_ids(ids: list[int], vocab_size: int) -> list[int]:
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        raise ApiError(f"The prompt has token ids outside 0..{vocab_size - 1}.")
+    return ids
 
 
 def check_lengths(prompt_len: int, max_tokens: int | None, context_length: int) -> None:
