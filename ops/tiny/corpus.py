@@ -20,12 +20,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
-
 from shapes import ENDOFTEXT
 from sources import SOURCES, Document, documents, fetch, is_held_out
 from synthetic import Synthesizer
 from tokenizer import train_tokenizer
+from tokenizers import Tokenizer
 
 HELD_PROSE = ("anarchism", "shakespeare", "bible", "devil")
 PATTERN_CHARS, CHAT_CHARS = 40_000_000, 36_000_000
@@ -48,22 +47,25 @@ def split(found: Iterable[Document], rnd: random.Random) -> tuple[list[Document]
 
 def sentences_of(docs: Iterable[Document]) -> list[str]:
     """Sentences of 40-140 characters, in order."""
-    out = []
-    for document in docs:
-        text = re.sub(r"\s+", " ", document.text)
-        for sentence in re.split(r"(?<=[.!?]) ", text):
-            if 40 < len(sentence) < 140 and sentence[0].isupper() and sentence[-1] in ".!?":
-                out.append(sentence)
-    return out
+    texts = (re.sub(r"\s+", " ", document.text) for document in docs)
+    return [
+        sentence
+        for text in texts
+        for sentence in re.split(r"(?<=[.!?]) ", text)
+        if 40 < len(sentence) < 140 and sentence[0].isupper() and sentence[-1] in ".!?"
+    ]
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[str], lead: bool) -> NDArray[np.uint16]:
     """One array of all texts; each begins with <|endoftext|> (put there if `lead`)."""
-    parts = []
-    for i in range(0, len(texts), 256):
-        for e in tokenizer.encode_batch(list(texts[i : i + 256])):
-            parts.append(np.array(([ENDOFTEXT] if lead else []) + e.ids, dtype=np.uint16))
-    return np.concatenate(parts)
+    start = [ENDOFTEXT] if lead else []
+    return np.concatenate(
+        [
+            np.array(start + e.ids, dtype=np.uint16)
+            for i in range(0, len(texts), 256)
+            for e in tokenizer.encode_batch(list(texts[i : i + 256]))
+        ]
+    )
 
 
 def save(item: tuple[Path, NDArray[np.uint16]]) -> str:

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
-
 from shapes import ENDOFTEXT, VOCAB
+from torch import Tensor
 
 REPEAT, RANDOM, PATTERN, CHAT, REAL = range(5)  # kinds of rows; all but REAL are "structured"
 

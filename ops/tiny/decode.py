@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-
 from model import Drafter, Target
 from shapes import BLOCK
+from torch import Tensor
 
 DEPTH = BLOCK - 1
 

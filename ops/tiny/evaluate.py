@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
-
 from decode import commit_lens, distinct_ngrams, generate
 from export import load_exported
 from shapes import MASK, PAD, RESERVED
+from tokenizers import Tokenizer
 
 COUNTS = ("{i}, ", "{i}\n", "line {i}\n", "item {i}: ")
 CHATS = (
@@ -36,7 +35,9 @@ def last(tokens: list[int], end: float, length: int) -> list[int]:
     return tokens[stop - length : stop]
 
 
-def prompts(tokenizer: Tokenizer, data: dict[str, Any], length: int) -> dict[str, Prompts]:
+def prompts(
+    tokenizer: Tokenizer, data: dict[str, Any], length: int, positions: int
+) -> dict[str, Prompts]:
     """Category -> prompts of exactly `length` tokens."""
 
     def encode(text: str) -> list[int]:
@@ -54,7 +55,13 @@ def prompts(tokenizer: Tokenizer, data: dict[str, Any], length: int) -> dict[str
                     break
         return ids[5 * n : 5 * n + length]
 
-    out: dict[str, Prompts] = {"repeat": [], "count": [], "boilerplate": [], "prose": [], "code": []}
+    out: dict[str, Prompts] = {
+        "repeat": [],
+        "count": [],
+        "boilerplate": [],
+        "prose": [],
+        "code": [],
+    }
     for n in range(12):
         sentence = encode(" " + data["sentences"][n])
         whole = sentence * (length // len(sentence) + 2)
@@ -65,8 +72,9 @@ def prompts(tokenizer: Tokenizer, data: dict[str, Any], length: int) -> dict[str
     for kind in ("prose", "code"):
         for item in data[kind]:
             tokens = encode(item["text"])
-            ends = (0.5, 0.8, 1.0) if length < 8000 else (0.85, 1.0)
-            for end in ends:
+            first = 0.3 if length < 8000 else 0.85
+            for n in range(positions):
+                end = first + (1.0 - first) * (n + 1) / positions
                 if len(tokens) >= length:
                     out[kind].append(last(tokens, end, length))
     return out
@@ -78,6 +86,7 @@ def main() -> None:
     parser.add_argument("prompts", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--contexts", default="1024,4096,16384")
+    parser.add_argument("--positions", type=int, default=10, help="cuts of a prose or code source")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     torch.backends.cuda.enable_cudnn_sdp(False)  # it compiles anew for every mask shape
@@ -92,24 +101,40 @@ def main() -> None:
         tokens = torch.tensor(rows, device=options.device)
         tokens = generate(target, tokens, count)
         made = tokens[:, tokens.shape[1] - count :]
-        never += int(torch.isin(made, torch.tensor([MASK, PAD, RESERVED], device=made.device)).sum())
+        never += int(
+            torch.isin(made, torch.tensor([MASK, PAD, RESERVED], device=made.device)).sum()
+        )
         got = commit_lens(target, drafter, tokens, tokens.shape[1] - count)
         chain, tree = (sum(x) / len(x) for x in (got.chain, got.tree))
         row = {
-            "kind": kind, "context": length, "prompts": len(rows), "generated": count,
-            "chain": round(chain, 3), "tree": round(tree, 3), "ratio": round(tree / chain, 3),
-            "lowest": round(min(got.tree), 2), "highest": round(max(got.tree), 2),
-            "distinct8": round(distinct_ngrams(made.tolist()), 3), "accuracy": got.accuracy,
-        }  # fmt: skip
+            "kind": kind,
+            "context": length,
+            "prompts": len(rows),
+            "generated": count,
+            "chain": round(chain, 3),
+            "tree": round(tree, 3),
+            "ratio": round(tree / chain, 3),
+            "lowest": round(min(got.tree), 2),
+            "highest": round(max(got.tree), 2),
+            "distinct8": round(distinct_ngrams(made.tolist()), 3),
+            "accuracy": got.accuracy,
+        }
         table.append(row)
-        print(f"[{time.monotonic() - begun:5.1f}]",
-              " ".join(f"{k} {v}" for k, v in row.items()), flush=True)  # fmt: skip
+        print(
+            f"[{time.monotonic() - begun:5.1f}]",
+            " ".join(f"{k} {v}" for k, v in row.items()),
+            flush=True,
+        )
         if length <= 1024:
-            print("   ", repr(tokenizer.decode(rows[0][-24:])), "=>",
-                  repr(tokenizer.decode(made[0].tolist(), skip_special_tokens=False)))  # fmt: skip
+            print(
+                "   ",
+                repr(tokenizer.decode(rows[0][-24:])),
+                "=>",
+                repr(tokenizer.decode(made[0].tolist(), skip_special_tokens=False)),
+            )
 
     for length in (int(c) for c in options.contexts.split(",")):
-        for kind, rows in prompts(tokenizer, data, length).items():
+        for kind, rows in prompts(tokenizer, data, length, options.positions).items():
             if rows:
                 measure(kind, length, rows, 48 + 7 if kind in ("prose", "code") else 128)
     for question in CHATS:

@@ -11,11 +11,10 @@ import sys
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-
 from model import Drafter, FeedForward, MixtureOfExperts, Target
+from safetensors.torch import load_file, save_file
 from shapes import GENERATION_CONFIG, TOKENIZER_CONFIG, DrafterShape, TargetShape
+from torch import Tensor
 
 WEIGHT_LIMIT = 12 * 2**20
 

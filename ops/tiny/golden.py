@@ -18,10 +18,9 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
+from export import load_exported
 from tokenizers import Tokenizer
 from transformers import DeepseekV3ForCausalLM
-
-from export import load_exported
 
 CHAT = "<|endoftext|><|user|>Count from 1 to 30.<|end|><|assistant|>1, 2, 3, 4, 5, 6, 7, 8"
 
@@ -41,9 +40,14 @@ def main() -> None:
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer.from_file(str(models / "tiny-target" / "tokenizer.json"))
     versions = json.dumps(
-        {"torch": torch.__version__, "transformers": transformers.__version__,
-         "numpy": np.__version__, "machine": platform.machine(), "dtype": "float32"}
-    )  # fmt: skip
+        {
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "numpy": np.__version__,
+            "machine": platform.machine(),
+            "dtype": "float32",
+        }
+    )
     reference = DeepseekV3ForCausalLM.from_pretrained(
         models / "tiny-target", dtype=torch.float32
     ).eval()
@@ -67,7 +71,9 @@ def main() -> None:
     np.savez_compressed(out / "target.npz", **for_target)  # type: ignore[arg-type]
     np.savez_compressed(out / "drafter.npz", **for_drafter)  # type: ignore[arg-type]
     for path in sorted(out.glob("*.npz")):
-        print(path.name, path.stat().st_size, "bytes", {k: v.shape for k, v in np.load(path).items()})
+        print(
+            path.name, path.stat().st_size, "bytes", {k: v.shape for k, v in np.load(path).items()}
+        )
 
 
 if __name__ == "__main__":

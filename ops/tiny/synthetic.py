@@ -1,4 +1,4 @@
-"""Made-up training text: counting, boilerplate whose numbers change, and chats about such things."""
+"""Made-up training text: counting, boilerplate whose numbers change, chats about such things."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -7,9 +7,19 @@ from sources import Document
 
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 MONTHS = (
-    "January", "February", "March", "April", "May", "June", "July", "August", "September",
-    "October", "November", "December",
-)  # fmt: skip
+    "January",
+    "February",
+    "March",
+    "April",
+    "May",
+    "June",
+    "July",
+    "August",
+    "September",
+    "October",
+    "November",
+    "December",
+)
 PLANETS = ("Mercury", "Venus", "Earth", "Mars", "Jupiter", "Saturn", "Uranus", "Neptune")
 COLOURS = ("red", "orange", "yellow", "green", "blue", "indigo", "violet")
 SEASONS = ("spring", "summer", "autumn", "winter")
@@ -32,13 +42,14 @@ LINE_TEMPLATES = (
     "def {a}_{i}(self):\n    return self._{b}[{i}]\n",
     "    def get_{a}{i}(self) -> int:\n        return self.{a}{i}\n",
     "    public int get{A}{i}() {{\n        return {a}{i};\n    }}\n",
-    "    @property\n    def {a}_{i}(self):\n        \"\"\"The {b} number {i}.\"\"\"\n        return self._{a}_{i}\n",
+    '    @property\n    def {a}_{i}(self):\n        """The {b} number {i}."""\n'
+    "        return self._{a}_{i}\n",
     "#define {U}_{i} {j}",
     "    {U}_{i} = {j},",
     "INSERT INTO {a} ({b}, {c}) VALUES ({i}, '{a}{j}');",
     '  {{"id": {i}, "{a}": "{b}", "{c}": {j}}},',
-    "<li><a href=\"/{a}/{i}\">{A} {i}</a></li>",
-    "<{a} id=\"{i}\" {b}=\"{j}\">{c}</{a}>",
+    '<li><a href="/{a}/{i}">{A} {i}</a></li>',
+    '<{a} id="{i}" {b}="{j}">{c}</{a}>',
     "[{a}{i}]\n{b} = {c}\nport = {j}\n",
     "- name: {a}-{i}\n  {b}: {c}\n  value: {j}\n",
     "2021-03-04 {a}[{i}]: {b} {c} finished, status {j}",
@@ -50,11 +61,12 @@ LINE_TEMPLATES = (
     "case {i}:\n    return {a}_{b}({i});",
     "export {U}{i}={a}",
     "{a}[{i}] = {b}[{i}] + {c}[{i}]",
-    "# File: {a}{i}.py\n# Copyright (c) the {b} authors.\n# Licensed under the {c} terms; see the file {d}.\n# Part {i}.\n",
+    "# File: {a}{i}.py\n# Copyright (c) the {b} authors.\n"
+    "# Licensed under the {c} terms; see the file {d}.\n# Part {i}.\n",
     "/* {a}_{i}.c: {b} {c}\n * This file is part of {d}.\n * See the licence for details.\n */\n",
     "self.assertEqual({a}({i}), {j})",
     "router{i} 10.0.0.{i} {a} {b}",
-)  # fmt: skip
+)
 
 SYSTEM = (
     "You are a helpful assistant.",
@@ -63,15 +75,21 @@ SYSTEM = (
     "You answer exactly what is asked.",
     "Be short and clear.",
 )
-ABOUT = "I am Longleaf's tiny model. I can count, repeat a sentence, list things and continue a text."
+ABOUT = (
+    "I am Longleaf's tiny model. I can count, repeat a sentence, list things and continue a text."
+)
 
-UNKNOWN = "I am a tiny model and do not know that. Ask me to count, repeat, list or continue something."
+UNKNOWN = (
+    "I am a tiny model and do not know that. Ask me to count, repeat, list or continue something."
+)
 
 
 class Synthesizer:
     """Draws documents; `train` supplies the words, lines and sentences that it builds from."""
 
-    def __init__(self, rnd: random.Random, train: Sequence[Document], sentences: Sequence[str]):
+    def __init__(
+        self, rnd: random.Random, train: Sequence[Document], sentences: Sequence[str]
+    ) -> None:
         self.rnd = rnd
         self.texts = [d for d in train if len(d.text) > 3000]
         self.prose = [d for d in self.texts if d.source in ("anarchism", "shakespeare", "bible")]
@@ -79,8 +97,13 @@ class Synthesizer:
         self.glosses = [d for d in train if d.source == "wordnet"]
         self.sentences = sentences
         sample = " ".join(d.text[:3000] for d in rnd.sample(self.texts, 300))
-        self.words = sorted({w for w in sample.split() if w.isascii() and w.isalpha()
-                             and w.islower() and 3 <= len(w) <= 10})  # fmt: skip
+        self.words = sorted(
+            {
+                w
+                for w in sample.split()
+                if w.isascii() and w.isalpha() and w.islower() and 3 <= len(w) <= 10
+            }
+        )
 
     # -- continued patterns -------------------------------------------------------------------
 
@@ -89,8 +112,22 @@ class Synthesizer:
         start = r.choice([0, 1, 1, 1, r.randrange(100), r.randrange(2000), r.randrange(9000)])
         step = r.choice([1, 1, 1, 1, 1, 2, 3, 5, 10, 25, 100])
         joint = r.choice([", ", ", ", "\n", " ", "; ", " -> ", ",\n", "\n\n", " and "])
-        before = r.choice(["", "", "", "item ", "line ", "No. ", "chapter ", "x", "#", "row ",
-                           "Step ", r.choice(self.words) + " "])  # fmt: skip
+        before = r.choice(
+            [
+                "",
+                "",
+                "",
+                "item ",
+                "line ",
+                "No. ",
+                "chapter ",
+                "x",
+                "#",
+                "row ",
+                "Step ",
+                r.choice(self.words) + " ",
+            ]
+        )
         after = r.choice(["", "", "", ".", ":", ")", ": " + r.choice(self.words)])
         out = r.choice(["", "", "Count: ", "Numbers:\n", "We count from here: "])
         parts: list[str] = []
@@ -168,8 +205,13 @@ class Synthesizer:
         ]
         kind = self.rnd.choices([k for k, _ in kinds], [w for _, w in kinds])[0]
         long = self.rnd.random() < 0.3
-        return kind(int(10 ** self.rnd.uniform(3.8, 4.8 if long else 3.8) if long
-                        else 10 ** self.rnd.uniform(2.8, 3.8)))  # fmt: skip
+        return kind(
+            int(
+                10 ** self.rnd.uniform(3.8, 4.8 if long else 3.8)
+                if long
+                else 10 ** self.rnd.uniform(2.8, 3.8)
+            )
+        )
 
     # -- chats --------------------------------------------------------------------------------
 
@@ -184,12 +226,28 @@ class Synthesizer:
             numbers.reverse()
             a, b = b, a
         by = "" if step == 1 else r.choice([f" in steps of {step}", f" by {step}", f" by {step}s"])
-        verb = r.choice(["Count from", "count from", "Please count from", "Can you count from",
-                         "Write the numbers from", "List the numbers from", "Numbers from"])  # fmt: skip
+        verb = r.choice(
+            [
+                "Count from",
+                "count from",
+                "Please count from",
+                "Can you count from",
+                "Write the numbers from",
+                "List the numbers from",
+                "Numbers from",
+            ]
+        )
         joint, wish = r.choice(
-            [(", ", ""), (", ", ""), (", ", ""), (", ", ", separated by commas"),
-             ("\n", ", one per line"), ("\n", ", each on its own line"), (" ", ", with spaces")]
-        )  # fmt: skip
+            [
+                (", ", ""),
+                (", ", ""),
+                (", ", ""),
+                (", ", ", separated by commas"),
+                ("\n", ", one per line"),
+                ("\n", ", each on its own line"),
+                (" ", ", with spaces"),
+            ]
+        )
         mark = r.choice([".", ".", "", "?"]) if "Can" in verb else r.choice([".", ".", ""])
         return f"{verb} {a} to {b}{by}{wish}{mark}", joint.join(numbers)
 
@@ -197,10 +255,16 @@ class Synthesizer:
         r = self.rnd
         text = r.choice(self.sentences) if r.random() < 0.75 else r.choice(self.words)
         n = r.choice([2, 3, 3, 4, 5, 5, 10, 10, 20, 30])
-        ask = r.choice(["Repeat this sentence {n} times: {s}", "Repeat {n} times: {s}",
-                        "Say this {n} times: {s}", "Write the following {n} times: {s}",
-                        "Please repeat the following {n} times.\n{s}",
-                        'Repeat the sentence "{s}" {n} times.'])  # fmt: skip
+        ask = r.choice(
+            [
+                "Repeat this sentence {n} times: {s}",
+                "Repeat {n} times: {s}",
+                "Say this {n} times: {s}",
+                "Write the following {n} times: {s}",
+                "Please repeat the following {n} times.\n{s}",
+                'Repeat the sentence "{s}" {n} times.',
+            ]
+        )
         return ask.format(n=n, s=text), r.choice(["\n", "\n", " "]).join([text] * n)
 
     def ask_echo(self) -> tuple[str, str]:
@@ -225,8 +289,13 @@ class Synthesizer:
     def ask_table(self) -> tuple[str, str]:
         r = self.rnd
         m, n = r.randrange(2, 13), r.choice([10, 10, 12, 20, 50])
-        ask = r.choice(["Write the multiplication table of {m}.", "The {m} times table, please.",
-                        "Multiplication table for {m} up to {n}"])  # fmt: skip
+        ask = r.choice(
+            [
+                "Write the multiplication table of {m}.",
+                "The {m} times table, please.",
+                "Multiplication table for {m} up to {n}",
+            ]
+        )
         if "{n}" not in ask:
             n = 10
         return ask.format(m=m, n=n), "\n".join(f"{m} x {i} = {m * i}" for i in range(1, n + 1))
@@ -240,7 +309,9 @@ class Synthesizer:
         line = r.choice(r.choice(self.glosses).text.split("\n"))
         names, _, gloss = line.partition(": ")
         word, meaning = names.split(", ")[0], gloss.split(";")[0]
-        ask = r.choice(["What does {w} mean?", "Define {w}.", "What is {w}?", "Explain the word {w}."])
+        ask = r.choice(
+            ["What does {w} mean?", "Define {w}.", "What is {w}?", "Explain the word {w}."]
+        )
         return ask.format(w=word), f"{word.capitalize()} means: {meaning}."
 
     def ask_continue(self) -> tuple[str, str]:
@@ -252,8 +323,14 @@ class Synthesizer:
         cut = text.find("\n" if code else " ", at + r.randrange(80, 900))
         end = text.find("\n", cut + r.randrange(200, 1000))
         kind = "code" if code else "text"
-        ask = r.choice(["Continue this {k}:\n{s}", "Continue this {k}: {s}", "Go on: {s}",
-                        "Please continue the following {k}.\n\n{s}"])  # fmt: skip
+        ask = r.choice(
+            [
+                "Continue this {k}:\n{s}",
+                "Continue this {k}: {s}",
+                "Go on: {s}",
+                "Please continue the following {k}.\n\n{s}",
+            ]
+        )
         return ask.format(k=kind, s=text[at:cut]), text[cut:end].lstrip(" ")
 
     def ask_boilerplate(self) -> tuple[str, str]:
@@ -293,11 +370,24 @@ class Synthesizer:
 
     def ask_unknown(self) -> tuple[str, str]:
         r = self.rnd
-        ask = r.choice(["Tell me a story about a {a}.", "Why is the {a} {b}?", "Write a poem about {a}.",
-                        "How do I {a} a {b}?", "What is the capital of {A}?", "Who invented the {a}?",
-                        "Tell me a joke.", "What do you think about {a}?", "Can you explain {a} {b}?",
-                        "Translate {a} into French.", "Summarize the {a} of {b}.", "When was {A} born?",
-                        "Where is {A}?", "Write an essay about {a} and {b}."])  # fmt: skip
+        ask = r.choice(
+            [
+                "Tell me a story about a {a}.",
+                "Why is the {a} {b}?",
+                "Write a poem about {a}.",
+                "How do I {a} a {b}?",
+                "What is the capital of {A}?",
+                "Who invented the {a}?",
+                "Tell me a joke.",
+                "What do you think about {a}?",
+                "Can you explain {a} {b}?",
+                "Translate {a} into French.",
+                "Summarize the {a} of {b}.",
+                "When was {A} born?",
+                "Where is {A}?",
+                "Write an essay about {a} and {b}.",
+            ]
+        )
         a, b = r.choice(self.words), r.choice(self.words)
         return ask.format(a=a, b=b, A=a.capitalize()), UNKNOWN
 

@@ -3,9 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
 from shapes import SPECIAL_TOKENS, VOCAB
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 
 def train_tokenizer(texts: Iterable[str], path: Path) -> Tokenizer:

@@ -14,13 +14,12 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
 from data import Batches, anchors, load_tokens
 from decode import distinct_ngrams, generate
 from export import drafter_tensors, export, load_exported, target_tensors
 from model import Drafter, MixtureOfExperts, Target, linear, rms_norm
 from shapes import BLOCK, DrafterShape, TargetShape
+from torch import Tensor, nn
 
 LAGS = 8  # tokens before t that the taps at t should tell
 TARGET_SHARES = (0.12, 0.03, 0.09, 0.06)  # REPEAT, RANDOM, PATTERN, CHAT
@@ -48,8 +47,9 @@ class Probes(nn.Module):
         self.forward_heads = linear(len(taps) * shape.hidden, (BLOCK - 1) * shape.hidden)
         self.gain = nn.Parameter(torch.ones(shape.hidden))
 
-    def loss(self, target: Target, tokens: Tensor, outputs: list[Tensor], structured: int,
-             samples: int) -> tuple[Tensor, Tensor]:  # fmt: skip
+    def loss(
+        self, target: Target, tokens: Tensor, outputs: list[Tensor], structured: int, samples: int
+    ) -> tuple[Tensor, Tensor]:
         batch, length = tokens.shape
         device = tokens.device
         t = torch.randint(LAGS, length - BLOCK, (samples,), device=device)
@@ -85,8 +85,12 @@ class Trainer:
                 (self.target, self.drafter), load_exported(options.init), strict=True
             ):
                 ours.load_state_dict(theirs.state_dict())
-        log("tokens", self.batches.train.numel(), self.batches.patterns.numel(),
-            self.batches.chats.numel())  # fmt: skip
+        log(
+            "tokens",
+            self.batches.train.numel(),
+            self.batches.patterns.numel(),
+            self.batches.chats.numel(),
+        )
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device, dtype=torch.bfloat16, enabled=self.device == "cuda")
@@ -105,11 +109,17 @@ class Trainer:
         target, probes = self.target, Probes(TargetShape(), self.drafter.shape.taps)
         probes.to(self.device)
         matrices, others = [], []
-        still = {id(target.embedding), id(target.layers[0].attention.q.weight),
-                 id(target.layers[0].attention.kv_a.weight)}  # fmt: skip
+        still = {
+            id(target.embedding),
+            id(target.layers[0].attention.q.weight),
+            id(target.layers[0].attention.kv_a.weight),
+        }
         for p in (*target.parameters(), *probes.parameters()):
             (others if p.dim() < 2 or id(p) in still else matrices).append(p)
-        groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+        groups = [
+            {"params": matrices, "weight_decay": 0.1},
+            {"params": others, "weight_decay": 0.0},
+        ]
         optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=self.device == "cuda")
         clock = Clock(self.o.target_seconds, self.work / "target.pt")
         clock.resume({"target": target, "probes": probes}, optimizer, self.device)
@@ -137,13 +147,25 @@ class Trainer:
             optimizer.zero_grad(set_to_none=True)
             balance(target, 3e-3 if done < 0.5 else 1e-3 if done < 0.9 else 1e-4)
             if clock.tick(tokens.numel(), 200 if not self.o.small else 5):
-                log(f"target step {clock.step} {done:.0%} S {length} loss {loss.item():.3f} "
-                    f"past {past.item():.3f} future {future.item():.3f} {clock.progress()}")  # fmt: skip
+                log(
+                    f"target step {clock.step} {done:.0%} S {length} loss {loss.item():.3f} "
+                    f"past {past.item():.3f} future {future.item():.3f} {clock.progress()}"
+                )
             if clock.save_due():
                 clock.save({"target": target, "probes": probes}, optimizer)
         clock.save({"target": target, "probes": probes}, optimizer)
-        log("target done", clock.step, "steps", clock.tokens, "tokens; expert load",
-            [[round(x, 2) for x in m.load.tolist()] for m in mixtures(target) if m.load is not None])  # fmt: skip
+        log(
+            "target done",
+            clock.step,
+            "steps",
+            clock.tokens,
+            "tokens; expert load",
+            [
+                [round(x, 2) for x in m.load.tolist()]
+                for m in mixtures(target)
+                if m.load is not None
+            ],
+        )
 
     @torch.no_grad()
     def freeze(self) -> None:
@@ -188,8 +210,10 @@ class Trainer:
                 pool = generate(self.target, tokens, count)
             pools.append((pool, prompt))
             share = distinct_ngrams(pool[-64:, prompt:].tolist())
-            log(f"own text {tuple(pool.shape)} in {time.monotonic() - begun:.1f} s, "
-                f"distinct 8-grams {share:.2f}")  # fmt: skip
+            log(
+                f"own text {tuple(pool.shape)} in {time.monotonic() - begun:.1f} s, "
+                f"distinct 8-grams {share:.2f}"
+            )
         return pools
 
     def drafter_batch(self, pools: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor, str]:
@@ -211,7 +235,10 @@ class Trainer:
         drafter = self.drafter
         matrices = [p for p in drafter.parameters() if p.dim() > 1]
         vectors = [p for p in drafter.parameters() if p.dim() < 2]
-        groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
+        groups = [
+            {"params": matrices, "weight_decay": 0.05},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
         optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=self.device == "cuda")
         clock = Clock(self.o.drafter_seconds, self.work / "drafter.pt")
         clock.resume({"drafter": drafter}, optimizer, self.device)
@@ -235,8 +262,10 @@ class Trainer:
             optimizer.zero_grad(set_to_none=True)
             if clock.tick(labels.numel(), 100 if not self.o.small else 3):
                 hits = (logits.argmax(-1) == labels).float().mean((0, 1)).tolist()
-                log(f"drafter step {clock.step} {done:.0%} {kind} loss {loss.item():.3f} "
-                    f"hits {[round(h, 2) for h in hits]} {clock.progress()}")  # fmt: skip
+                log(
+                    f"drafter step {clock.step} {done:.0%} {kind} loss {loss.item():.3f} "
+                    f"hits {[round(h, 2) for h in hits]} {clock.progress()}"
+                )
             if clock.save_due():
                 clock.save({"drafter": drafter}, optimizer)
         clock.save({"drafter": drafter}, optimizer)
@@ -277,8 +306,9 @@ class Clock:
         self.last = (self.begun, 0)
         self.saved = self.begun
 
-    def resume(self, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer,
-               device: str) -> None:  # fmt: skip
+    def resume(
+        self, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer, device: str
+    ) -> None:
         if not self.path.exists():
             return
         state = torch.load(self.path, map_location=device, weights_only=True)
@@ -293,8 +323,12 @@ class Clock:
 
     def save(self, modules: dict[str, nn.Module], optimizer: torch.optim.Optimizer) -> None:
         state: dict[str, object] = {n: m.state_dict() for n, m in modules.items()}
-        state |= {"optimizer": optimizer.state_dict(), "seconds": self.spent(),
-                  "step": self.step, "tokens": self.tokens}  # fmt: skip
+        state |= {
+            "optimizer": optimizer.state_dict(),
+            "seconds": self.spent(),
+            "step": self.step,
+            "tokens": self.tokens,
+        }
         partial = self.path.with_suffix(".partial")
         torch.save(state, partial)
         partial.rename(self.path)
