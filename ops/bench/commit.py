@@ -141,7 +141,7 @@ def measure(tree: Engine, chain: Engine, source: PromptSource, progress: Progres
         label: source.predictable(length, 4 if length < 10_000 else 2)
         for label, length in CONTEXTS.items()
     }
-    prose, code = source.cut("prose", CONTEXTS["1k"], 4), source.cut("code", CONTEXTS["1k"], 3)
+    prose, code = source.cut("prose", CONTEXTS["1k"], 10), source.cut("code", CONTEXTS["1k"], 6)
     lossless = lossless_prompts(source)
     progress.expect(
         sum(map(len, sets.values()))
