@@ -132,7 +132,7 @@ __device__ __forceinline__ int64_t draw_after(const AcceptSampledParams& p, int 
 
 // Grid (batch): a block draws along the walk, at the visited nodes alone.
 template <typename Logit>
-__global__ void __launch_bounds__(kDrawThreads)
+__global__ void __launch_bounds__(kDrawThreads, 2)
     accept_sampled_walk_kernel(const AcceptSampledParams p) {
   __shared__ DrawScratch scratch;
   __shared__ int next;
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kDrawThreads)
 // Grid (nodes, batch): a block draws the token of one node, visited or not, for a draw depends on
 // the node alone; the last block of a request walks. Faster while blocks are few.
 template <typename Logit>
-__global__ void __launch_bounds__(kDrawThreads)
+__global__ void __launch_bounds__(kDrawThreads, 2)
     accept_sampled_nodes_kernel(const AcceptSampledParams p) {
   __shared__ DrawScratch scratch;
   __shared__ bool last;

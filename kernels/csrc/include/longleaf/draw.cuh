@@ -102,7 +102,9 @@ __device__ __forceinline__ RankKey block_max(RankKey key, DrawScratch& s) {
 
 // Sorts s.listed descending.
 __device__ inline void sort_listed(DrawScratch& s) {
+#pragma unroll 1
   for (int size = 2; size <= DrawScratch::kListed; size *= 2) {
+#pragma unroll 1
     for (int stride = size / 2; stride > 0; stride /= 2) {
       __syncthreads();
       const int at = 2 * static_cast<int>(threadIdx.x) - (threadIdx.x & (stride - 1));

@@ -74,7 +74,7 @@ struct LogitRow {
     return begin + (item / kVector * kThreads + thread) * kVector + item % kVector;
   }
 
-  // Items past the vocabulary are left as they are; kItems must be a multiple of kVector.
+  // Items past the vocabulary become -inf; kItems must be a multiple of kVector.
   template <int kItems>
   __device__ __forceinline__ void load(int begin, int thread, float (&items)[kItems]) const {
     static_assert(kItems % kVector == 0, "a thread reads whole vectors");
@@ -82,18 +82,18 @@ struct LogitRow {
 #pragma unroll
       for (int i = 0; i < kItems; i += kVector) {
         const int at = index(begin, thread, i);
-        if (at < vocabulary) {
-          const uint4 raw = __ldg(reinterpret_cast<const uint4*>(data + at));
-          const Logit* parts = reinterpret_cast<const Logit*>(&raw);
+        const bool present = at < vocabulary;
+        uint4 raw = make_uint4(0, 0, 0, 0);
+        if (present) raw = __ldg(reinterpret_cast<const uint4*>(data + at));
+        const Logit* parts = reinterpret_cast<const Logit*>(&raw);
 #pragma unroll
-          for (int j = 0; j < kVector; ++j) items[i + j] = to_float(parts[j]);
-        }
+        for (int j = 0; j < kVector; ++j) items[i + j] = present ? to_float(parts[j]) : -INFINITY;
       }
     } else {
 #pragma unroll
       for (int i = 0; i < kItems; ++i) {
         const int at = index(begin, thread, i);
-        if (at < vocabulary) items[i] = to_float(data[at]);
+        items[i] = at < vocabulary ? to_float(data[at]) : -INFINITY;
       }
     }
   }
