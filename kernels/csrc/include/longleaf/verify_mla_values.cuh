@@ -1,0 +1,337 @@
+// The value warps: O^T += V^T P^T (columns x rows), each warp 128 of the 512 columns.
+//
+// The value fragments of the next tile are read while the current one is multiplied, so a slot is
+// free as soon as it has been read. A segment that is a whole item goes straight to the output;
+// others become partials that merge.cuh combines in the same launch.
+#pragma once
+
+#include "longleaf/merge.cuh"
+#include "longleaf/plan.cuh"
+#include "longleaf/verify_mla_layout.cuh"
+
+namespace longleaf {
+
+constexpr int kColumnTiles = kLatentDim / kValueWarps / 16;  // 16 columns each
+
+template <int RowGroups, class Cache>
+class ValueWarp {
+  using L = Layout<RowGroups>;
+
+ public:
+  __device__ __forceinline__ ValueWarp(const VerifyMlaParams& p, uint32_t shared, int warp, int lane)
+      : p_(p), shared_(shared), lane_(lane), warp_(warp) {
+    probs_from_ = shared + L::kExchange + (lane & 15) * 16 + (lane >> 4) * L::kGroupBytes;
+    values_from_ =
+        Cache::kIsE4m3
+            // 16-bit units are two columns: tokens 0-7 and 8-15 of one 16-column tile, then the next.
+            ? shared + L::kRing + ((lane & 7) + ((lane >> 3) & 1) * 8) * kE4m3Stride +
+                  (lane >> 4) * 16 + warp * kColumnTiles * 16
+            : shared + L::kRing + ((lane & 7) + (lane >> 4) * 8) * kBf16Stride +
+                  ((lane >> 3) & 1) * 16 + warp * kColumnTiles * 32;
+  }
+
+  __device__ __forceinline__ void run(const PlanStart& plan, int gang, int member,
+                                      PendingMerge* pending) {
+    Cursor<RowGroups> segment(p_, plan, member);
+    const int block = gang * p_.gang + member;
+    int merges = 0;
+    unsigned first_ticket = 0, second_ticket = 0;
+    while (segment.next()) {
+      skip_queries();
+#pragma unroll
+      for (int c = 0; c < kColumnTiles; ++c)
+#pragma unroll
+        for (int g = 0; g < RowGroups; ++g)
+          out_[c][g][0] = out_[c][g][1] = out_[c][g][2] = out_[c][g][3] = 0.f;
+      accumulate(segment);
+      ptx::mbar_wait(shared_ + L::kStatsFull, segments_ & 1);
+
+      const int first_gang = gang_of(segment.item_begin, plan.total, plan.gangs);
+      const int last_gang =
+          gang_of(segment.item_begin + segment.item.tiles - 1, plan.total, plan.gangs);
+      if (first_gang == last_gang) {
+        store_output(segment);
+        release_stats();
+        continue;
+      }
+      const int place = block * kPartialsPerBlock + (gang == first_gang ? 1 : 0);
+      store_partial(place);
+      release_stats();
+      PendingMerge merge;
+      merge.first_block = first_gang * p_.gang + member;
+      merge.splits = last_gang - first_gang + 1;
+      merge.split = gang - first_gang;
+      merge.first_row = segment.item.first_token * p_.heads + segment.first_row;
+      merge.rows = min(L::kRows, segment.item.nodes * p_.heads - segment.first_row);
+      ptx::named_barrier<32 * kValueWarps>(kMergeBarrier);
+      if (warp_ == 0 && lane_ == 0) {
+        pending[merges] = merge;
+        // Every round of arrivals adds exactly 2^31: the top bit flips and the rest returns to 0.
+        const unsigned ticket = ptx::add_acq_rel(
+            p_.counters + merge.first_block,
+            merge.split == 0 ? 0x80000000u - (merge.splits - 1) : 1u);
+        (merges ? second_ticket : first_ticket) = ticket;
+      }
+      ++merges;
+    }
+    for (int i = 0; i < merges; ++i) {
+      if (warp_ == 0 && lane_ == 0) {
+        const unsigned ticket = i ? second_ticket : first_ticket;
+        while (((ptx::load_acquire(p_.counters + pending[i].first_block) ^ ticket) & 0x80000000u) ==
+               0) {
+        }
+      }
+      ptx::named_barrier<32 * kValueWarps>(kMergeBarrier);
+      merge_slice<RowGroups, Cache>(p_, pending[i], shared_ + L::kRing, warp_ * 32 + lane_);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void release_slot() {
+    __syncwarp();
+    if (lane_ == 0) ptx::mbar_arrive(shared_ + L::kEmpty + 8 * ring_.slot);
+  }
+  __device__ __forceinline__ void wait_slot() {
+    ptx::mbar_wait(shared_ + L::kFull + 8 * ring_.slot, ring_.parity);
+  }
+  __device__ __forceinline__ void release_stats() {
+    __syncwarp();
+    if (lane_ == 0) ptx::mbar_arrive(shared_ + L::kStatsEmpty);
+    ++segments_;
+  }
+  __device__ __forceinline__ void skip_queries() {
+    for (int i = 0; i < L::kQuerySlots; ++i) {
+      wait_slot();
+      if (warp_ < kEmptyArrivals - kScoreWarps) release_slot();
+      ring_.advance();
+    }
+  }
+
+  // Raw fragments: bf16 as the mma takes them; e4m3 still packed, half as many registers.
+  static constexpr int kRaw = Cache::kIsE4m3 ? 2 : 4;
+  using Values = uint32_t[kColumnTiles][kRaw];
+  using Probs = uint32_t[RowGroups][2];
+
+  __device__ __forceinline__ void load_values(Values& v, int c) {
+    const uint32_t from = values_from_ + ring_.slot * kSlotBytes;
+    if constexpr (Cache::kIsE4m3) {
+      if ((c & 1) == 0)
+        ptx::ldmatrix_x4_trans(v[c][0], v[c][1], v[c + 1][0], v[c + 1][1], from + c * 16);
+    } else {
+      ptx::ldmatrix_x4_trans(v[c][0], v[c][1], v[c][2], v[c][3], from + c * 32);
+    }
+  }
+  __device__ __forceinline__ void multiply(const Values& v, const Probs& probs, int c) {
+    if constexpr (Cache::kIsE4m3) {
+      // Bytes of a register: columns 2g, 2g + 1 of a token, then of the next token.
+      const uint32_t low = __byte_perm(v[c][0], 0, 0x3120), high = __byte_perm(v[c][1], 0, 0x3120);
+      const uint32_t a[4] = {ptx::e4m3_low_to_f16(low), ptx::e4m3_high_to_f16(low),
+                             ptx::e4m3_low_to_f16(high), ptx::e4m3_high_to_f16(high)};
+#pragma unroll
+      for (int g = 0; g < RowGroups; ++g) Cache::mma(out_[c][g], a, probs[g]);
+    } else {
+#pragma unroll
+      for (int g = 0; g < RowGroups; ++g) Cache::mma(out_[c][g], v[c], probs[g]);
+    }
+  }
+  // The step's own rows under an e4m3 cache: bf16 to f16, columns in the order of `multiply`.
+  __device__ __forceinline__ void multiply_tree_e4m3(const Probs& probs, int c) {
+    const float scale = __fdividef(1.f, p_.value_scale);
+    const uint32_t from = shared_ + L::kRing + ring_.slot * kSlotBytes +
+                          2 * (lane_ & 3) * kBf16Stride + (warp_ * kColumnTiles + c) * 32 +
+                          (lane_ >> 2) * 4;
+    uint32_t a[4];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint32_t x = ptx::load_shared(from + i * 8 * kBf16Stride);
+      const uint32_t y = ptx::load_shared(from + (i * 8 + 1) * kBf16Stride);
+      a[2 * i] = bf16_to_f16(__byte_perm(x, y, 0x5410), scale);
+      a[2 * i + 1] = bf16_to_f16(__byte_perm(x, y, 0x7632), scale);
+    }
+#pragma unroll
+    for (int g = 0; g < RowGroups; ++g) Cache::mma(out_[c][g], a, probs[g]);
+  }
+
+  // Waits for the probabilities of the next tile; returns per half whether its rows' reference
+  // moved. Can be called again for the same tile.
+  __device__ __forceinline__ uint2 take_probs(Probs& probs) {
+    const int buffer = count_ & 1;
+    ptx::mbar_wait(shared_ + L::kProbsFull + 8 * buffer, (count_ >> 1) & 1);
+    const uint2 moved = ptx::load_shared2(shared_ + L::kFlags + buffer * 8);
+    const uint32_t from = probs_from_ + buffer * L::kPairBytes;
+#pragma unroll
+    for (int g = 0; g + 1 < RowGroups; g += 2)
+      ptx::ldmatrix_x4_trans(probs[g][0], probs[g][1], probs[g + 1][0], probs[g + 1][1],
+                             from + g * L::kGroupBytes);
+    if (RowGroups & 1)
+      ptx::ldmatrix_x2_trans(
+          probs[RowGroups - 1][0], probs[RowGroups - 1][1],
+          from + (RowGroups - 1) * L::kGroupBytes - (lane_ >> 4) * L::kGroupBytes);
+    return moved;
+  }
+  __device__ __forceinline__ void rescale(uint2 moved) {
+#pragma unroll
+    for (int g = 0; g < RowGroups; ++g) {
+      if (!(g & 1 ? moved.y : moved.x)) continue;
+      const float2 f = ptx::load_shared_f2(shared_ + L::kRescale + (count_ & 1) * L::kRows * 4 +
+                                           (g * kRowsPerGroup + 2 * (lane_ & 3)) * 4);
+#pragma unroll
+      for (int c = 0; c < kColumnTiles; ++c) {
+        out_[c][g][0] *= f.x;
+        out_[c][g][1] *= f.y;
+        out_[c][g][2] *= f.x;
+        out_[c][g][3] *= f.y;
+      }
+    }
+  }
+  __device__ __forceinline__ void release_probs() {
+    __syncwarp();
+    if (lane_ == 0) ptx::mbar_arrive(shared_ + L::kProbsEmpty + 8 * (count_ & 1));
+    ++count_;
+  }
+
+  __device__ __forceinline__ void accumulate(const Cursor<RowGroups>& segment) {
+    // Tiles whose values are prefetched as fragments; e4m3 leaves the bf16 tree rows out.
+    const int end = Cache::kIsE4m3 ? min(segment.end_tile, segment.item.prefix_tiles)
+                                   : segment.end_tile;
+    int tile = segment.first_tile;
+    if (tile < end) {
+      Values values;
+      wait_slot();
+#pragma unroll
+      for (int c = 0; c < kColumnTiles; ++c) load_values(values, c);
+      release_slot();
+      ring_.advance();
+
+      // The rare rescaling stays out of the loop over tiles: leave it, rescale, come back.
+      int rescaled = -1;
+      uint2 moved;
+      Probs probs;
+      while (true) {
+        for (; tile + 1 < end; ++tile) {
+          moved = take_probs(probs);
+          if (__builtin_expect((moved.x | moved.y) != 0 && rescaled != tile, 0)) break;
+          wait_slot();
+#pragma unroll
+          for (int c = 0; c < kColumnTiles; ++c) {
+            multiply(values, probs, c);
+            if (!Cache::kIsE4m3) load_values(values, c);
+            if (Cache::kIsE4m3 && (c & 1)) load_values(values, c - 1);
+            if (c == 0) release_probs();
+          }
+          release_slot();
+          ring_.advance();
+        }
+        if (tile + 1 == end) break;
+        rescale(moved);
+        rescaled = tile;
+      }
+      moved = take_probs(probs);
+      if (moved.x | moved.y) rescale(moved);
+#pragma unroll
+      for (int c = 0; c < kColumnTiles; ++c) multiply(values, probs, c);
+      release_probs();
+      ++tile;
+    }
+    if constexpr (Cache::kIsE4m3) {
+      for (; tile < segment.end_tile; ++tile) {
+        Probs probs;
+        wait_slot();
+        const uint2 moved = take_probs(probs);
+        if (moved.x | moved.y) rescale(moved);
+#pragma unroll
+        for (int c = 0; c < kColumnTiles; ++c) multiply_tree_e4m3(probs, c);
+        release_probs();
+        release_slot();
+        ring_.advance();
+      }
+    }
+  }
+
+  // Reference (log2 units) and sum of rows 2t, 2t + 1 of a group, over both pairs.
+  __device__ __forceinline__ void row_stats(int g, float (&reference)[2], float (&sum)[2]) const {
+    const uint32_t at = shared_ + (g * kRowsPerGroup + 2 * (lane_ & 3)) * 4;
+    const float2 r = ptx::load_shared_f2(at + L::kReference + (segments_ & 1) * L::kRows * 4);
+    const float2 a = ptx::load_shared_f2(at + L::kSums);
+    const float2 b = ptx::load_shared_f2(at + L::kSums + L::kRows * 4);
+    reference[0] = r.x;
+    reference[1] = r.y;
+    sum[0] = a.x + b.x;
+    sum[1] = a.y + b.y;
+  }
+
+  __device__ __forceinline__ void store_partial(int place) {
+    uint4* to = p_.partials + static_cast<size_t>(place) * RowGroups * kUnitsPerGroup +
+                warp_ * (kColumnTiles / 2) * 32 + lane_;
+#pragma unroll
+    for (int g = 0; g < RowGroups; ++g)
+#pragma unroll
+      for (int c = 0; c < kColumnTiles; c += 2)
+        __stcg(to + g * kUnitsPerGroup + c / 2 * 32,
+               make_uint4(ptx::pack_bf16(out_[c][g][0], out_[c][g][1]),
+                          ptx::pack_bf16(out_[c][g][2], out_[c][g][3]),
+                          ptx::pack_bf16(out_[c + 1][g][0], out_[c + 1][g][1]),
+                          ptx::pack_bf16(out_[c + 1][g][2], out_[c + 1][g][3])));
+    if (warp_ != 0) return;
+#pragma unroll
+    for (int g = 0; g < RowGroups; ++g) {
+      float reference[2], sum[2];
+      row_stats(g, reference, sum);
+      if (lane_ < 4)
+        __stcg(reinterpret_cast<float4*>(p_.stats + static_cast<size_t>(place) * L::kRows +
+                                         g * kRowsPerGroup + 2 * lane_),
+               make_float4(reference[0], sum[0], reference[1], sum[1]));
+    }
+  }
+
+  // Normalises and stores a segment that is a whole item.
+  __device__ __forceinline__ void store_output(const Cursor<RowGroups>& segment) {
+    const int rows = segment.item.nodes * p_.heads - segment.first_row;
+    const size_t first = static_cast<size_t>(segment.item.first_token) * p_.heads + segment.first_row;
+#pragma unroll
+    for (int g = 0; g < RowGroups; ++g) {
+      float reference[2], sum[2], scale[2];
+      row_stats(g, reference, sum);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) scale[j] = sum[j] > 0.f ? __fdividef(p_.value_scale, sum[j]) : 0.f;
+      const int row = g * kRowsPerGroup + 2 * (lane_ & 3);
+      if (p_.lse && warp_ == 0 && lane_ < 4) {
+        if (row < rows) p_.lse[first + row] = natural_lse(reference[0], sum[0]);
+        if (row + 1 < rows) p_.lse[first + row + 1] = natural_lse(reference[1], sum[1]);
+      }
+#pragma unroll
+      for (int c = 0; c < kColumnTiles; ++c) {
+        const float(&o)[4] = out_[c][g];
+        const int column = (warp_ * kColumnTiles + c) * 16;
+        if constexpr (Cache::kIsE4m3) {  // a lane holds columns 2g, 2g + 1 of rows 2t, 2t + 1
+          const int at = column + 2 * (lane_ >> 2);
+#pragma unroll
+          for (int j = 0; j < 2; ++j)
+            if (row + j < rows)
+              *reinterpret_cast<uint32_t*>(p_.out + (first + row + j) * kLatentDim + at) =
+                  ptx::pack_bf16(o[j] * scale[j], o[2 + j] * scale[j]);
+        } else {  // columns g and g + 8: transposing gives row g, columns 2t, 2t + 1
+          const uint32_t low = ptx::transpose_8x8(ptx::pack_bf16(o[0] * scale[0], o[1] * scale[1]));
+          const uint32_t high = ptx::transpose_8x8(ptx::pack_bf16(o[2] * scale[0], o[3] * scale[1]));
+          const int own_row = g * kRowsPerGroup + (lane_ >> 2);
+          if (own_row < rows) {
+            uint16_t* to = p_.out + (first + own_row) * kLatentDim + column + 2 * (lane_ & 3);
+            *reinterpret_cast<uint32_t*>(to) = low;
+            *reinterpret_cast<uint32_t*>(to + 8) = high;
+          }
+        }
+      }
+    }
+  }
+
+  const VerifyMlaParams& p_;
+  const uint32_t shared_;
+  const int lane_, warp_;
+  uint32_t probs_from_, values_from_;
+  RingCursor<L::kSlots> ring_;
+  int count_ = 0;     // tiles so far
+  int segments_ = 0;  // finished
+  float out_[kColumnTiles][RowGroups][4];
+};
+
+}  // namespace longleaf

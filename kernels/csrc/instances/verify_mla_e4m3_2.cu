@@ -1,0 +1,4 @@
+#include "longleaf/verify_mla_launch.cuh"
+
+template cudaError_t longleaf::launch_verify_mla<2, longleaf::E4m3Cache>(
+    const longleaf::VerifyMlaParams&, cudaStream_t);
