@@ -96,6 +96,8 @@ def test_bad_values(
         (b'{"messages": "x"}', "('body', 'messages')"),
         (b'{"messages": [{"role": "user", "content": "x"}], "max_tokens": "many"}', "'max_tokens'"),
         (b'{"messages": [{"role": "user", "content": "x"}], "rid": ["a"]}', "'rid'"),
+        (b'{"messages": [' + b"1," * 99_999 + b"1]}", "1 validation error:"),
+        (b'{"messages": [], "stop": [' + b"1," * 999 + b"1]}", "2 validation errors:"),
         (b"[" * 100_000, "json_invalid"),
         (b'{"seed": ' + b"9" * 5000 + b"}", "json_invalid"),
         (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "surrogates"),

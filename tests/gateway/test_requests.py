@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from pydantic import ValidationError
 from starlette.types import Message, Receive, Scope, Send
 
 from longleaf.gateway.api.front import Front
+from longleaf.gateway.api.schemas import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    GenerationRequest,
+)
 from longleaf.gateway.drain import Drain
 from longleaf.metrics import GatewayMetrics
 from tests.gateway.faulty_replica import FaultyReplica, answer_captured_chat
@@ -124,6 +130,29 @@ async def test_bad_prompt_is_400(prompt: object) -> None:
             {"model": "tiny", "prompt": prompt}, "/v1/completions"
         )
         assert (status, error_of(body)["param"]) == (400, "prompt")
+
+
+WRONG: list[object] = [{}] * 1000
+
+
+@pytest.mark.parametrize(
+    ("schema", "fields"),
+    [
+        (ChatCompletionRequest, {"messages": [1] * 1000}),
+        (ChatCompletionRequest, {"messages": [{"role": "user", "content": [1] * 1000}]}),
+        (ChatCompletionRequest, chat(stop=WRONG)),
+        (CompletionRequest, {"prompt": WRONG}),
+        (CompletionRequest, {"prompt": [WRONG]}),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_list_is_refused_at_its_first_wrong_item(
+    schema: type[GenerationRequest], fields: dict[str, object]
+) -> None:
+    """A million complaints about one body would hold up every stream for seconds."""
+    with pytest.raises(ValidationError) as caught:
+        schema.model_validate({"model": "tiny", **fields})
+    assert caught.value.error_count() <= 4  # one for each kind that the field may be
 
 
 @pytest.mark.parametrize("prompt", ["a", ["a", "b"], [1, 2], [[1], [2, 3]]])

@@ -2,9 +2,20 @@
 default.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictInt, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictInt,
+    model_validator,
+)
+
+Item = TypeVar("Item")
+Items = Annotated[list[Item], Field(fail_fast=True)]
+"""A list that is refused at its first wrong item: a million of them would hold up every answer."""
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
@@ -35,7 +46,7 @@ class Message(_Body):
     """One message of a chat."""
 
     role: Annotated[Role, BeforeValidator(_lower)]
-    content: str | list[ContentPart] | None = None
+    content: str | Items[ContentPart] | None = None
 
 
 class StreamOptions(_Body):
@@ -66,8 +77,8 @@ class GenerationBody(_Body):
     min_p: float | None = None
     n: int = 1
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Items[str] | None = None
+    stop_token_ids: Items[int] | None = None
     ignore_eos: bool = False
     no_stop_trim: bool = False
     skip_special_tokens: bool = True
@@ -84,17 +95,17 @@ class GenerationBody(_Body):
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
     min_tokens: int = 0
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Any] | None = None
     response_format: ResponseFormat = ResponseFormat()
     regex: str | None = None
     ebnf: str | None = None
-    stop_regex: str | list[str] | None = None
+    stop_regex: str | Items[str] | None = None
 
 
 class ChatBody(GenerationBody):
     """Body of ``POST /v1/chat/completions``."""
 
-    messages: list[Message]
+    messages: Items[Message]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool = False
@@ -106,7 +117,7 @@ class ChatBody(GenerationBody):
 class CompletionBody(GenerationBody):
     """Body of ``POST /v1/completions``."""
 
-    prompt: str | list[StrictInt] | list[str] | list[list[StrictInt]]
+    prompt: str | Items[StrictInt] | Items[str] | Items[Items[StrictInt]]
     max_tokens: int = 16
     logprobs: int | None = None
     best_of: int | None = None
@@ -119,8 +130,8 @@ class TokenizeBody(_Body):
     """Body of ``POST /tokenize``: a prompt, several, or a chat."""
 
     model: str = "default"
-    prompt: str | list[str] | None = None
-    messages: list[Message] | None = None
+    prompt: str | Items[str] | None = None
+    messages: Items[Message] | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     add_special_tokens: bool = True
 
@@ -135,7 +146,7 @@ class DetokenizeBody(_Body):
     """Body of ``POST /detokenize``."""
 
     model: str = "default"
-    tokens: list[StrictInt] | list[list[StrictInt]]
+    tokens: Items[StrictInt] | Items[Items[StrictInt]]
     skip_special_tokens: bool = True
 
 

@@ -3,9 +3,13 @@
 Every field that is not named here is the engine's business and passes untouched.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+
+Item = TypeVar("Item")
+Items = Annotated[list[Item], Field(fail_fast=True)]
+"""A list that is refused at its first wrong item: a million of them would hold up every stream."""
 
 Count = Annotated[StrictInt, Field(ge=1)]
 Probability = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
@@ -23,7 +27,7 @@ class Message(Lenient):
     """One message of a chat."""
 
     role: StrictStr
-    content: StrictStr | list[dict[str, Any]] | None = None
+    content: StrictStr | Items[dict[str, Any]] | None = None
 
 
 class StreamOptions(Lenient):
@@ -42,7 +46,7 @@ class GenerationRequest(Lenient):
     temperature: Temperature | None = None
     top_p: Probability | None = None
     n: Count | None = None
-    stop: StrictStr | list[StrictStr] | None = None
+    stop: StrictStr | Items[StrictStr] | None = None
     seed: StrictInt | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
@@ -51,7 +55,7 @@ class GenerationRequest(Lenient):
 class ChatCompletionRequest(GenerationRequest):
     """Body of ``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[Items[Message], Field(min_length=1)]
     max_completion_tokens: Count | None = None
 
 
@@ -60,9 +64,9 @@ class CompletionRequest(GenerationRequest):
 
     prompt: (
         StrictStr
-        | Annotated[list[StrictStr], Field(min_length=1)]
-        | Annotated[list[StrictInt], Field(min_length=1)]
-        | Annotated[list[list[StrictInt]], Field(min_length=1)]
+        | Annotated[Items[StrictStr], Field(min_length=1)]
+        | Annotated[Items[StrictInt], Field(min_length=1)]
+        | Annotated[Items[Items[StrictInt]], Field(min_length=1)]
     )
 
 
