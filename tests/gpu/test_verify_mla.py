@@ -1,0 +1,168 @@
+"""verify_mla against a float32 reference: shapes, masks, splits, batches, graphs."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA GPU", allow_module_level=True)
+
+from longleaf_kernels.verify import WorkSplit, verify_mla, verify_workspace  # noqa: E402
+
+from tests.gpu.verify_cases import (  # noqa: E402
+    SCALE,
+    SPARE_SLOTS,
+    Case,
+    Shape,
+    make_case,
+    relative_error,
+    row_pointer,
+)
+
+pytestmark = pytest.mark.gpu
+DEVICE = torch.device("cuda")
+BF16_ERROR = 6e-3
+E4M3_ERROR = 6e-3  # of the arithmetic: the reference reads the same stored e4m3 values
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(torch.seed() % 2**31)
+
+
+@pytest.fixture(scope="module")
+def workspace() -> torch.Tensor:
+    return verify_workspace(DEVICE)
+
+
+def check(case: Case, workspace: torch.Tensor, split: WorkSplit | None = None) -> float:
+    """Assert that a case is right and that running it again gives the same bits."""
+    out, lse = case.run(workspace, split)
+    again, lse_again = case.run(workspace, split)
+    reference, lse_reference = case.reference()
+    assert torch.equal(out, again)
+    assert torch.equal(lse, lse_again)
+    error = relative_error(out, reference)
+    assert error < (BF16_ERROR if case.shape.pool == torch.bfloat16 else E4M3_ERROR)
+    assert (lse - lse_reference).abs().max() < 0.02
+    return error
+
+
+@pytest.mark.parametrize("tree", ["random", "spine", "star"])
+@pytest.mark.parametrize(
+    "prefix", [0, 1, 15, 16, 17, 31, 32, 33, 1023, 1024, 1025, 65_537, 200_000]
+)
+def test_prefix_lengths(prefix: int, tree: str, workspace: torch.Tensor) -> None:
+    check(make_case(Shape([prefix], 9, tree=tree), DEVICE), workspace)
+
+
+@pytest.mark.parametrize("heads", [8, 16, 64, 128])
+@pytest.mark.parametrize("nodes", [1, 2, 9, 17, 32, 64, 65, 128])
+def test_rows(nodes: int, heads: int, workspace: torch.Tensor) -> None:
+    check(make_case(Shape([3001], nodes, heads), DEVICE), workspace)
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4, 5, 9, 64])
+def test_sharp_softmax(nodes: int, workspace: torch.Tensor) -> None:
+    """Scores of hundreds: the softmax's reference must move, by both pairs of warps."""
+    check(make_case(Shape([5000], nodes, query_scale=40.0), DEVICE), workspace)
+
+
+@pytest.mark.parametrize("row_groups", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("gang", [1, 2, 5])
+@pytest.mark.parametrize("min_tiles", [1, 7, 1000])
+def test_every_work_split_is_right(
+    row_groups: int, gang: int, min_tiles: int, workspace: torch.Tensor
+) -> None:
+    case = make_case(Shape([1500, 0, 40, 700], 11), DEVICE)
+    check(case, workspace, WorkSplit(row_groups, gang, min_tiles))
+
+
+@pytest.mark.parametrize("indices", [torch.int32, torch.int64])
+@pytest.mark.parametrize("page_size", [1, 64])
+def test_pages_and_index_types(
+    indices: torch.dtype, page_size: int, workspace: torch.Tensor
+) -> None:
+    shape = Shape([1, 63, 64, 65, 10_000, 0], 9, indices=indices, page_size=page_size)
+    check(make_case(shape, DEVICE), workspace)
+
+
+@pytest.mark.parametrize("kv_scale", [1.0, 0.125, 0.013])
+@pytest.mark.parametrize("prefixes", [[0], [1], [33], [1024], [65_537], [3000, 5, 0, 129]], ids=str)
+@pytest.mark.parametrize("nodes", [1, 9, 32])
+def test_e4m3(nodes: int, prefixes: list[int], kv_scale: float, workspace: torch.Tensor) -> None:
+    shape = Shape(prefixes, nodes, pool=torch.float8_e4m3fn, kv_scale=kv_scale)
+    check(make_case(shape, DEVICE), workspace)
+
+
+def test_batch_of_one_long_and_many_short(workspace: torch.Tensor) -> None:
+    check(make_case(Shape([185_000] + [1000] * 31, 9), DEVICE), workspace)
+
+
+def test_batch_of_64(workspace: torch.Tensor) -> None:
+    lengths = [int(10 ** (5 * i / 64)) - 1 for i in range(64)]
+    check(make_case(Shape(lengths, 9), DEVICE), workspace)
+
+
+@pytest.mark.parametrize("tree", ["random", "causal"])
+def test_ragged_requests(tree: str, workspace: torch.Tensor) -> None:
+    counts = [1, 40, 7, 128, 16]
+    check(make_case(Shape([900, 0, 5000, 33, 64], counts, tree=tree), DEVICE), workspace)
+
+
+@pytest.mark.parametrize("nodes", [1, 16, 63, 200, 512])
+@pytest.mark.parametrize("prefix", [0, 5000])
+def test_causal_extend(nodes: int, prefix: int, workspace: torch.Tensor) -> None:
+    check(make_case(Shape([prefix, prefix], nodes, tree="causal"), DEVICE), workspace)
+
+
+def test_causal_is_a_spine(workspace: torch.Tensor) -> None:
+    case = make_case(Shape([777, 1000], 30, tree="spine"), DEVICE)
+    spine, _ = case.run(workspace)
+    case.arguments["visible"] = None
+    causal, _ = case.run(workspace)
+    assert relative_error(causal, spine.float()) < 1e-6
+
+
+def test_a_node_that_sees_nothing(workspace: torch.Tensor) -> None:
+    case = make_case(Shape([0], 4), DEVICE)
+    visible = case.arguments["visible"]
+    assert isinstance(visible, torch.Tensor)
+    visible[2] = 0
+    out, lse = case.run(workspace)
+    assert (out[2] == 0).all()
+    assert (lse[2] == float("-inf")).all()
+    assert torch.isfinite(lse[[0, 1, 3]]).all()
+
+
+def test_graph_replays_with_other_lengths(workspace: torch.Tensor) -> None:
+    """200 replays of one captured launch; lengths and indices change in place."""
+    case = make_case(Shape([4000, 4000, 4000], 9), DEVICE)
+    pool_rows = case.arguments["kv_pool"]
+    assert isinstance(pool_rows, torch.Tensor)
+    slots = torch.cat(case.prefix_slots)
+    indptr, indices = (case.arguments[name] for name in ("kv_indptr", "kv_indices"))
+    out = torch.empty((27, 8, 512), dtype=torch.bfloat16, device=DEVICE)
+    arguments = dict(case.arguments, scale=SCALE, workspace=workspace, out=out)
+    verify_mla(**arguments)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        verify_mla(**arguments)
+    for replay in range(200):
+        lengths = [int(torch.randint(0, 4000, ())) if replay % 3 else replay for _ in range(3)]
+        chosen = slots[torch.randperm(len(slots), device=DEVICE)[: sum(lengths)]]
+        indptr.copy_(row_pointer(lengths, DEVICE))
+        indices.fill_(-(2**30))  # an index past the end would be read as an illegal address
+        indices[: len(chosen)] = chosen.to(indices.dtype)
+        out.fill_(float("nan"))
+        graph.replay()
+        if replay % 10 == 0:
+            case.prefix_slots = list(chosen.split(lengths))
+            assert relative_error(out, case.reference()[0]) < BF16_ERROR
+        assert torch.isfinite(out).all()
+
+
+def test_unused_slots_hold_nan() -> None:
+    case = make_case(Shape([100], 1), DEVICE)
+    pool = case.arguments["kv_pool"]
+    assert isinstance(pool, torch.Tensor)
+    assert pool.isnan().all(-1).sum() == SPARE_SLOTS
