@@ -13,7 +13,6 @@ from longleaf.embedded.engine import Engine
 from longleaf.embedded.load import LoadedModels
 from longleaf.embedded.options import EngineOptions
 from longleaf.embedded.server.app import build_app
-from longleaf.embedded.server.params import SamplingDefaults
 from longleaf.embedded.server.service import ServerOptions, Service
 from longleaf.metrics import EngineMetrics
 
@@ -47,7 +46,7 @@ def broken(
     loaded, registry = fresh(), CollectorRegistry()
     with loaded.start(engine_options, EngineMetrics(registry)) as engine:
         options = ServerOptions("127.0.0.1", 0, 1 << 20, 5.0, stall_seconds=0.6)
-        service = Service(engine, loaded, engine_options, options, registry, SamplingDefaults())
+        service = Service(engine, loaded, engine_options, options, registry)
         config = uvicorn.Config(build_app(service), port=0, lifespan="off", log_level="error")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run)

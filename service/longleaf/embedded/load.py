@@ -1,13 +1,13 @@
 """Load a target, its drafter and its tokenizer, and start an engine on them."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from longleaf.ddtree import SamplingParams
 from longleaf.embedded.config import ConfigError, DrafterConfig, TargetConfig
 from longleaf.embedded.drafter import Drafter
 from longleaf.embedded.engine import Engine
+from longleaf.embedded.fields import read_object
 from longleaf.embedded.kv_pool import KvPool
 from longleaf.embedded.model_set import Models
 from longleaf.embedded.options import EngineOptions, SchedulerOptions
@@ -36,12 +36,16 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModels:
-    """Models, tokenizer and limits, ready to be scheduled."""
+    """Models, tokenizer and limits, ready to be scheduled.
+
+    ``sampling``: what a request that says nothing about sampling gets.
+    """
 
     models: Models
     tokenizer: Tokenizer
     info: ModelInfo
     limits: SchedulerOptions
+    sampling: SamplingParams
 
     def scheduler(self, options: EngineOptions, recorder: Recorder) -> Scheduler:
         """A scheduler on these models; it owns the pool."""
@@ -74,6 +78,11 @@ def load_models(options: EngineOptions) -> LoadedModels:
         raise ConfigError(
             f"context length must be at most the model's {longest}, got {context_length}"
         )
+    if drafter_config is not None and context_length > drafter_config.max_positions:
+        raise ConfigError(
+            f"context length must be at most the drafter's {drafter_config.max_positions}, "
+            f"got {context_length}"
+        )
     limits = SchedulerOptions(
         context_length=context_length,
         max_total_tokens=options.max_total_tokens,
@@ -85,15 +94,16 @@ def load_models(options: EngineOptions) -> LoadedModels:
     drafter = None
     if drafter_config is not None:
         drafter = Drafter.load(options.drafter, target)
-    models = Models(
-        target,
-        drafter,
-        KvPool(target_config, drafter_config, options.max_total_tokens),
-        frozenset(target_config.eos_token_ids),
-    )
+    try:
+        pool = KvPool(target_config, drafter_config, options.max_total_tokens)
+    except MemoryError as error:
+        raise ConfigError(
+            f"max_total_tokens is {options.max_total_tokens}: no memory for such a pool ({error})"
+        ) from None
+    models = Models(target, drafter, pool, frozenset(target_config.eos_token_ids))
     read = [options.target] if drafter is None else [options.target, options.drafter]
     weight_bytes = sum((path / "model.safetensors").stat().st_size for path in read)
-    raw: dict[str, Any] = json.loads((options.target / "config.json").read_text())
+    raw = read_object(options.target / "config.json")
     info = ModelInfo(
         options.served_model_name,
         str(options.target),
@@ -103,4 +113,18 @@ def load_models(options: EngineOptions) -> LoadedModels:
         target_config.vocab_size,
         weight_bytes,
     )
-    return LoadedModels(models, Tokenizer.load(options.target), info, limits)
+    tokenizer, sampling = Tokenizer.load(options.target), _sampling(options.target)
+    return LoadedModels(models, tokenizer, info, limits, sampling)
+
+
+def _sampling(target: Path) -> SamplingParams:
+    """What the checkpoint's ``generation_config.json`` names, SGLang's defaults for the rest."""
+    path = target / "generation_config.json"
+    values = read_object(path) if path.is_file() else {}
+    names = ("temperature", "top_p", "top_k", "min_p")
+    try:
+        return SamplingParams(
+            **{name: values[name] for name in names if values.get(name) is not None}
+        )
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from None

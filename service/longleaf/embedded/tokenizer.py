@@ -1,6 +1,5 @@
 """The checkpoint's tokenizer: text to ids, ids to bytes, and the chat template."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,8 @@ from typing import Any
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as HfTokenizer
+
+from longleaf.embedded.fields import ConfigError, read_object
 
 
 class TemplateError(ValueError):
@@ -28,18 +29,25 @@ class Tokenizer:
 
     @classmethod
     def load(cls, directory: Path) -> "Tokenizer":
-        """Read ``tokenizer.json`` and ``tokenizer_config.json`` from ``directory``."""
+        """Read ``tokenizer.json`` and ``tokenizer_config.json`` from ``directory``.
+
+        ``ConfigError`` and ``FileNotFoundError`` name the file.
+        """
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise FileNotFoundError(f"no tokenizer.json in {directory}")
-        tokenizer: HfTokenizer = HfTokenizer.from_file(str(path))
+        try:
+            tokenizer: HfTokenizer = HfTokenizer.from_file(str(path))
+        except Exception as error:  # the library raises nothing narrower
+            raise ConfigError(f"{path}: {error}") from None
         config_path = directory / "tokenizer_config.json"
-        config: dict[str, Any] = (
-            json.loads(config_path.read_text()) if config_path.is_file() else {}
-        )
+        config = read_object(config_path) if config_path.is_file() else {}
         added = tokenizer.get_added_tokens_decoder()
         special = frozenset(token_id for token_id, token in added.items() if token.special)
-        return cls(tokenizer, config.get("chat_template"), special)
+        try:
+            return cls(tokenizer, config.get("chat_template"), special)
+        except jinja2.TemplateSyntaxError as error:
+            raise ConfigError(f"{config_path}: chat_template: {error}") from None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of ``text``; special tokens written in it become their ids."""

@@ -44,7 +44,7 @@ def generation_routes(service: Service) -> APIRouter:
         max_tokens = check_chat(body, context_length)
         top = (body.top_logprobs or 0) if body.logprobs else None
         prompt = await _encode_chat(tokenizer, body.messages, body.chat_template_kwargs)
-        generation = generation_request(body, prompt, max_tokens, top, service.defaults)
+        generation = generation_request(body, prompt, max_tokens, top, service.loaded.sampling)
         check_lengths(len(prompt), max_tokens, context_length)
         renderer = ChatRenderer(body, generation, tokenizer)
         return GenerationResponse(service.engine, generation, renderer, body.stream)
@@ -56,7 +56,7 @@ def generation_routes(service: Service) -> APIRouter:
         given = check_completion(body, service.loaded.info.vocab_size)
         prompt = await _encode(tokenizer, given) if isinstance(given, str) else given
         generation = generation_request(
-            body, prompt, body.max_tokens, body.logprobs, service.defaults
+            body, prompt, body.max_tokens, body.logprobs, service.loaded.sampling
         )
         check_lengths(len(prompt), body.max_tokens, context_length)
         renderer = CompletionRenderer(body, generation, tokenizer)

@@ -4,7 +4,6 @@ import math
 import secrets
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,16 +15,6 @@ from longleaf.embedded.server.protocol import ChatBody, CompletionBody, Generati
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_RID_LENGTH = 256
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingDefaults:
-    """What a request that says nothing gets: the checkpoint's ``generation_config.json``."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    min_p: float = 0.0
 
 
 def check_chat(body: ChatBody, context_length: int) -> int | None:
@@ -107,10 +96,10 @@ def generation_request(
     prompt: Sequence[int],
     max_tokens: int | None,
     logprobs: int | None,
-    defaults: SamplingDefaults,
+    defaults: SamplingParams,
 ) -> GenerationRequest:
     """Build the engine's request; ``ApiError`` names a field that is out of range or
-    not supported.
+    not supported. ``defaults`` fill in what the body leaves out.
     """
     _check_unsupported(body)
     if max_tokens is not None and max_tokens < 1:
@@ -136,7 +125,7 @@ def generation_request(
     )
 
 
-def _sampling(body: GenerationBody, defaults: SamplingDefaults) -> SamplingParams:
+def _sampling(body: GenerationBody, defaults: SamplingParams) -> SamplingParams:
     temperature = defaults.temperature if body.temperature is None else body.temperature
     top_p = defaults.top_p if body.top_p is None else body.top_p
     top_k = defaults.top_k if body.top_k is None else body.top_k

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from longleaf.embedded.load import LoadedModels
 from longleaf.embedded.options import EngineOptions
 from longleaf.embedded.server.app import build_app
-from longleaf.embedded.server.service import ServerOptions, Service, sampling_defaults
+from longleaf.embedded.server.service import ServerOptions, Service
 from longleaf.metrics import EngineMetrics, SglangMetrics
 
 logger = logging.getLogger(__name__)
@@ -71,8 +71,7 @@ def serve_engine(
     registry = CollectorRegistry()
     with loaded.start(options, EngineMetrics(registry)) as engine:
         SglangMetrics(registry, loaded.info.name, lambda: engine.snapshot.engine_load())
-        defaults = sampling_defaults(options.target)
-        service = Service(engine, loaded, options, server, registry, defaults)
+        service = Service(engine, loaded, options, server, registry)
         config = uvicorn.Config(
             build_app(service),
             host=server.host,

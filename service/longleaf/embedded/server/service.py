@@ -2,10 +2,8 @@
 down.
 """
 
-import json
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
@@ -13,7 +11,6 @@ from longleaf.embedded.engine import Engine
 from longleaf.embedded.load import LoadedModels
 from longleaf.embedded.options import EngineOptions
 from longleaf.embedded.server.errors import ApiError
-from longleaf.embedded.server.params import SamplingDefaults
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +37,6 @@ class Service:
     options: EngineOptions
     server: ServerOptions
     registry: CollectorRegistry
-    defaults: SamplingDefaults
     started: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
 
@@ -58,15 +54,3 @@ class Service:
         """Refuse new work while going down."""
         if self.draining:
             raise ApiError("The server is shutting down.", 503)
-
-
-def sampling_defaults(target: Path) -> SamplingDefaults:
-    """Defaults that the checkpoint's ``generation_config.json`` names, SGLang's own for
-    the rest.
-    """
-    path = target / "generation_config.json"
-    values = json.loads(path.read_text()) if path.is_file() else {}
-    names = ("temperature", "top_p", "top_k", "min_p")
-    return SamplingDefaults(
-        **{name: values[name] for name in names if values.get(name) is not None}
-    )
