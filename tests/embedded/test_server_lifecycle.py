@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,19 @@ def test_a_drain_is_bounded(start_server: StartServer) -> None:
     connection.close()
     server.process.wait(60)
     assert server.process.returncode == 0
+
+
+def test_a_client_that_leaves_while_it_sends_its_body_is_no_error(
+    start_server: StartServer,
+) -> None:
+    server = start_server()
+    with socket.create_connection(("127.0.0.1", server.port)) as client:
+        head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        client.sendall(f"{head}content-length: 99\r\nexpect: 100-continue\r\n\r\n".encode())
+        assert client.recv(100).startswith(b"HTTP/1.1 100 ")  # the body is being waited for
+        client.sendall(b"{")
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.communicate(timeout=60)[1] == ""
 
 
 def test_an_idle_server_ends_at_once(start_server: StartServer) -> None:

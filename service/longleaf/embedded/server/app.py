@@ -4,6 +4,7 @@ import logging
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from starlette.requests import ClientDisconnect
 
 from longleaf.embedded.server.errors import ApiError
 from longleaf.embedded.server.generate import generation_routes
@@ -20,6 +21,7 @@ def build_app(service: Service) -> FastAPI:
     app.include_router(status_routes(service))
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(ClientDisconnect, _client_left)
     app.add_exception_handler(Exception, _internal_error)
     return app
 
@@ -35,6 +37,10 @@ async def _validation_error(request: Request, error: Exception) -> Response:
     return ApiError(
         f"{len(error.errors())} validation error:\n{details}", 400, "Bad Request"
     ).response()
+
+
+async def _client_left(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
