@@ -5,6 +5,7 @@ import os
 import re
 import selectors
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,8 +13,9 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -92,6 +94,17 @@ def is_listening(port: int) -> bool:
         return False
 
 
+def part(parent: int, name: str) -> int:
+    """Process id of the child of ``parent`` that runs ``longleaf <name>``."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it may end while we look
+            parent_of = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            if int(parent_of) == parent and name in (folder / "cmdline").read_text().split("\0"):
+                return int(folder.name)
+    raise AssertionError(f"no child of {parent} runs longleaf {name}")
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="pastes the printed line: needs curl")
 def test_the_printed_line_streams_an_answer_with_its_commit_len() -> None:
     with running() as serve:
         line = serve.wait_line("^ready ")
@@ -118,42 +131,50 @@ def test_the_printed_line_streams_an_answer_with_its_commit_len() -> None:
         assert [port for port in ports if is_listening(port)] == []
 
 
+def interrupted_stream(serve: Serve, max_tokens: int) -> str:
+    """A stream's body, whose first line has come when Ctrl-C is pressed."""
+    body = {
+        "model": "longleaf-tiny",
+        "messages": [{"role": "user", "content": "Please count from 1 to 200."}],
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{serve.port}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        first: bytes = answer.readline()
+        serve.process.send_signal(signal.SIGINT)
+        rest: bytes = answer.read()
+    assert first.startswith(b"data: ")
+    return (first + rest).decode()
+
+
 def test_ctrl_c_lets_a_running_stream_finish() -> None:
     with running() as serve:
         serve.wait_line("^ready ")
-        body = {
-            "model": "longleaf-tiny",
-            "messages": [{"role": "user", "content": "Please count from 1 to 200."}],
-            "max_tokens": 600,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{serve.port}/v1/chat/completions",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            first = answer.readline()
-            serve.process.send_signal(signal.SIGINT)
-            rest = answer.read().decode()
-        assert first.startswith(b"data: ")
-        assert '"completion_tokens":600' in rest
-        assert rest.rstrip().endswith("data: [DONE]")
+        body = interrupted_stream(serve, 600)
+        assert '"completion_tokens":600' in body
+        assert body.endswith("data: [DONE]\n\n")
+        assert serve.process.wait(timeout=90) == 0
+
+
+def test_an_answer_longer_than_the_drain_ends_with_an_error_that_says_so() -> None:
+    with running("--drain-seconds", "0.3") as serve:
+        serve.wait_line("^ready ")
+        last = interrupted_stream(serve, 15_000).rstrip().rpartition("data: ")[2]
+        assert json.loads(last)["error"]["message"] == "The gateway is shutting down."
         assert serve.process.wait(timeout=90) == 0
 
 
 def test_a_part_that_dies_stops_the_other_and_is_reported() -> None:
     with running() as serve:
         serve.wait_line("^ready ")
-        children = subprocess.run(
-            ["pgrep", "-P", str(serve.process.pid), "-f", "longleaf embedded"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        os.kill(int(children.stdout.split()[0]), signal.SIGKILL)
+        os.kill(part(serve.process.pid, "embedded"), signal.SIGKILL)
         assert serve.process.wait(timeout=90) == 1
         ports = (serve.port, serve.metrics_port, serve.engine_port)
         assert [port for port in ports if is_listening(port)] == []

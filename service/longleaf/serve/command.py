@@ -14,6 +14,8 @@ import click
 from longleaf.serve.children import Child, start_child
 
 MODEL_NAME = "longleaf-tiny"
+_END_SECONDS = 15.0
+"""What a part gets on top of its drain limit to end the answers that are left, with an error."""
 _PORT = click.IntRange(1, 65535)
 
 
@@ -92,22 +94,22 @@ async def _wait_ready(
                 )
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             async with session.get(f"{config.gateway_url}/readyz") as answer:
-                if answer.status == 200:
-                    break
+                ready = answer.status == 200
+            if ready:
+                async with session.get(f"{config.engine_url}/v1/models") as answer:
+                    return str((await answer.json())["data"][0]["id"])
         if time.monotonic() > deadline:
             raise click.ClickException(
                 f"not ready after {config.start_seconds:.0f} s (--start-seconds)"
             )
         await asyncio.sleep(0.1)
-    async with session.get(f"{config.engine_url}/v1/models") as answer:
-        models = await answer.json()
-    return str(models["data"][0]["id"])
 
 
 def _engine_arguments(config: ServeConfig) -> tuple[str, ...]:
     return (
         *("embedded", "--host", "127.0.0.1", "--port", str(config.engine_port)),
-        *("--served-model-name", MODEL_NAME, *config.engine_args),
+        *("--served-model-name", MODEL_NAME, "--drain-seconds", str(config.drain_seconds)),
+        *config.engine_args,
     )
 
 
@@ -115,6 +117,7 @@ def _gateway_arguments(config: ServeConfig) -> tuple[str, ...]:
     return (
         *("gateway", "--host", config.host, "--port", str(config.port)),
         *("--metrics-port", str(config.metrics_port), "--replica", config.engine_url),
+        *("--drain-timeout", str(config.drain_seconds)),
     )
 
 
@@ -155,7 +158,7 @@ async def serve(config: ServeConfig) -> int:
             loop.add_signal_handler(signal.SIGINT, _kill_all, children)
     finally:
         for child in reversed(children):
-            await child.stop(config.drain_seconds)
+            await child.stop(config.drain_seconds + _END_SECONDS)
     return status
 
 
