@@ -3,6 +3,7 @@
 import ctypes
 import os
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -45,11 +46,13 @@ class Library:
             self._functions.longleaf_cuda_archs().decode().split(";")
         )
 
-    def function(self, name: str, *argument_types: type) -> ctypes._CFuncPtr:
-        """Return the C function `name`, which returns a status, with its argument types set."""
+    def function(
+        self, name: str, *argument_types: type, returns: type = ctypes.c_int
+    ) -> Callable[..., int]:
+        """Return the C function `name` with its types set; what it returns is a status or size."""
         function = getattr(self._functions, name)
         function.argtypes = argument_types
-        function.restype = ctypes.c_int
+        function.restype = returns
         return function  # type: ignore[no-any-return]
 
     def check(self, status: int, operator: str) -> None:
