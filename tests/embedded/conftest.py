@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from prometheus_client import CollectorRegistry
 
 from longleaf.embedded.kv_pool import KvPool
@@ -25,6 +26,10 @@ from longleaf.embedded.recorder import Recorder
 from longleaf.embedded.request import GenerationRequest, StepEvent, join
 from longleaf.embedded.scheduler import Scheduler
 from longleaf.metrics import EngineMetrics
+
+# A busy machine must not fail a test, and neither must luck.
+settings.register_profile("longleaf", deadline=None, derandomize=True, database=None)
+settings.load_profile("longleaf")
 
 MODELS = Path(os.environ.get("LONGLEAF_TEST_MODELS", DEFAULT_MODELS))
 

@@ -20,11 +20,6 @@ Ask = Callable[..., GenerationRequest]
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def engine(fresh: Callable[..., LoadedModels], engine_options: EngineOptions) -> Iterator[Engine]:
     with fresh().start(engine_options, EngineMetrics(CollectorRegistry())) as engine:
         yield engine

@@ -4,9 +4,10 @@ import re
 
 import pytest
 
+from longleaf.embedded.config import DrafterConfig
 from longleaf.metrics import CONTEXT_BUCKETS, STEP_PHASES
 
-from .conftest import ServerProcess, StartServer
+from .conftest import MODELS, ServerProcess, StartServer
 
 CORE = [
     "timestamp",
@@ -172,18 +173,17 @@ def test_metrics_agree_with_usage(start_server: StartServer) -> None:
 
 
 def test_the_drafter_window_holds(start_server: StartServer) -> None:
-    """Past the window, a draft reads no more context rows than the window has."""
+    """Past the window, a draft reads exactly the rows that its first query sees: window - 1."""
     server = start_server()
     server.post(
         "/v1/completions",
         {"prompt": [7, 8, 9] * 500, "max_tokens": 20, "temperature": 0, "ignore_eos": True},
     )
     found = samples(server)
-    mean = (
-        found['longleaf_drafter_span_tokens_sum{context_bucket="4k"}']
-        / found['longleaf_drafter_span_tokens_count{context_bucket="4k"}']
-    )
-    assert 0 < mean < 1500 / 2
+    drafts = found['longleaf_drafter_span_tokens_count{context_bucket="4k"}']
+    window = DrafterConfig.load(MODELS / "tiny-drafter").sliding_window
+    assert drafts > 0
+    assert found['longleaf_drafter_span_tokens_sum{context_bucket="4k"}'] == drafts * (window - 1)
 
 
 def test_tokenize_and_detokenize(server: ServerProcess) -> None:

@@ -1,3 +1,5 @@
+"""What all rooms' tests share."""
+
 import pytest
 
 
