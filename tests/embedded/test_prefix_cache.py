@@ -138,6 +138,15 @@ def test_a_lease_replaces_its_copies_by_the_cached_rows() -> None:
     memory.slots.audit()
 
 
+def test_a_request_that_leaves_without_a_row_leaves_no_trace() -> None:
+    memory = KvMemory(8)
+    for tenant in ("a", "b"):
+        lease = KvLease(memory, ids(1, 2), 1, tenant)
+        lease.publish(ids())
+        lease.close()
+    assert memory.cache._roots == {}
+
+
 def test_allocation_evicts_only_what_is_missing() -> None:
     memory = KvMemory(8)
     lease = KvLease(memory, ids(1, 2, 3, 4, 5, 6), 5, "")

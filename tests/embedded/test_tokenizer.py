@@ -33,7 +33,7 @@ def test_chat_prompt(loaded: LoadedModels) -> None:
     ]
     text = tokenizer.render_chat(messages)
     assert text == ("<|endoftext|><|system|>Be brief.<|end|><|user|>Hi you<|end|><|assistant|>")
-    ids = tokenizer.encode_chat(messages)
+    ids = tokenizer.encode(text, add_special_tokens=False)
     assert ids[:2] == [0, 4]
     assert ids[-2:] == [5, 3]
     assert tokenizer.decode(ids, skip_special_tokens=False) == text

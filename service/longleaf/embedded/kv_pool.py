@@ -8,8 +8,6 @@ import numpy.typing as npt
 from longleaf.embedded.config import DrafterConfig, TargetConfig
 from longleaf.embedded.weights import F32
 
-Slots = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True, slots=True)
 class ExpandedKv:

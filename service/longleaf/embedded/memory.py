@@ -88,6 +88,8 @@ class KvLease:
         """
         cache = self._memory.cache
         count = len(tokens)
+        if count == self._shared:
+            return
         known = cache.insert(tokens, self._rows[:count], self._namespace)
         match = cache.match(tokens, self._namespace)
         cache.lock(match.node)

@@ -1,7 +1,7 @@
 """Writes what steps did into the engine's metric families."""
 
 from longleaf.embedded.step import PhaseSeconds, StepResult
-from longleaf.metrics import EngineMetrics, context_bucket
+from longleaf.metrics import STEP_PHASES, EngineMetrics, context_bucket
 
 
 class Recorder:
@@ -24,7 +24,7 @@ class Recorder:
         metrics.tree_nodes.labels(bucket).observe(result.nodes)
         if result.span is not None:
             metrics.drafter_span_tokens.labels(bucket).observe(result.span)
-        for phase in ("draft", "build", "verify", "accept", "compact", "total"):
+        for phase in STEP_PHASES:
             metrics.step_seconds.labels(phase, bucket).observe(getattr(seconds, phase))
 
     def pool(self, used: int, cached: int, free: int) -> None:

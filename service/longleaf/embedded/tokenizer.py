@@ -68,6 +68,7 @@ class Tokenizer:
     ) -> str:
         """The prompt that the chat template makes of ``messages``, ready for the answer.
 
+        The template writes every special token itself: encode it without adding any.
         ``extra`` are further variables of the template. ``TemplateError`` when the checkpoint has
         no template or the template raises.
         """
@@ -78,12 +79,6 @@ class Tokenizer:
             return self._template.render(variables)
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise TemplateError(f"the chat template refused the messages: {error}") from error
-
-    def encode_chat(
-        self, messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any] | None = None
-    ) -> list[int]:
-        """Ids of the rendered chat prompt; the template writes every special token itself."""
-        return self.encode(self.render_chat(messages, extra), add_special_tokens=False)
 
 
 def _compile(source: str) -> jinja2.Template:

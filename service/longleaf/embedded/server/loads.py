@@ -43,10 +43,7 @@ def load_body(service: Service, include: str | None) -> dict[str, Any]:
 
 
 def _memory(service: Service, snapshot: LoadSnapshot) -> dict[str, Any]:
-    pool = service.loaded.models.pool
-    arrays = [pool.latent, pool.draft_keys, pool.draft_values]
-    if pool.expanded is not None:
-        arrays += [pool.expanded.keys, pool.expanded.rope_keys, pool.expanded.values]
+    arrays = service.loaded.models.pool.arrays()
     return {
         "weight_gb": round(service.loaded.info.weight_bytes / _GB, 3),
         "kv_cache_gb": round(sum(array.nbytes for array in arrays) / _GB, 3),
