@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
+from torch import Tensor
+
 from longleaf_kernels._checks import check_cuda, check_range, check_tensor
 from longleaf_kernels._launch import launching
 from longleaf_kernels._library import Library
-from torch import Tensor
 
 LATENT_DIM = 512
 ROW_DIM = 576

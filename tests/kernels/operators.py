@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch import Tensor
+
 from longleaf_kernels import (
     Accepted,
     DraftTrees,
@@ -29,7 +31,6 @@ from longleaf_kernels._tree import (
 from longleaf_kernels.accept import launch_accept_greedy, launch_accept_sampled
 from longleaf_kernels.accept import workspace_bytes as accept_workspace_bytes
 from longleaf_kernels.compact import launch_compact_kv
-from torch import Tensor
 
 
 class Operators(Protocol):
@@ -81,8 +82,9 @@ class EmulatedOperators:
         self, logits: Tensor, roots: Tensor, prefix_lens: Tensor, budget: int, seed_chain: bool
     ) -> tuple[DraftTrees, Marginals]:
         self._shuffle()
-        width = marginal_width(logits.shape[2], budget)
-        size = workspace_bytes(self._library, *logits.shape, width)
+        batch, depth, vocabulary = logits.shape
+        width = marginal_width(vocabulary, budget)
+        size = workspace_bytes(self._library, batch, depth, vocabulary, width)
         workspace = torch.zeros(size, dtype=torch.uint8)
         trees, marginals = launch_build_tree(
             self._library, 0, logits, roots, prefix_lens, workspace, budget, seed_chain
@@ -149,9 +151,12 @@ class GpuOperators:
     def build_tree(
         self, logits: Tensor, roots: Tensor, prefix_lens: Tensor, budget: int, seed_chain: bool
     ) -> tuple[DraftTrees, Marginals]:
-        key = (*logits.shape, budget)
+        batch, depth, vocabulary = logits.shape
+        key = batch, depth, vocabulary, budget
         if key not in self._workspaces:
-            self._workspaces[key] = build_tree_workspace(*key, device="cuda")
+            self._workspaces[key] = build_tree_workspace(
+                batch, depth, vocabulary, budget, device="cuda"
+            )
         inputs = logits.cuda(), roots.cuda()
         trees, marginals = build_tree(
             *inputs, budget, seed_chain, prefix_lens.cuda(), self._workspaces[key]
@@ -185,9 +190,10 @@ class GpuOperators:
         uniforms: Tensor,
         every_node: bool,
     ) -> Accepted:
-        key = tuple(trees.tokens.shape)
+        batch, nodes = trees.tokens.shape
+        key = batch, nodes
         if key not in self._workspaces:
-            self._workspaces[key] = accept_workspace(*key, device="cuda")
+            self._workspaces[key] = accept_workspace(batch, nodes, device="cuda")
         out = accept_sampled(
             trees.tokens.cuda(),
             trees.parents.cuda(),

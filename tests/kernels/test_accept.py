@@ -5,11 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: make test-torch")
+pytest.importorskip("torch", reason="needs torch: make test-torch")
 
-from longleaf.ddtree import SamplingParams  # noqa: E402
-from tests.kernels.operators import EmulatedOperators  # noqa: E402
-from tests.kernels.tree_cases import (  # noqa: E402
+import torch
+
+from longleaf.ddtree import SamplingParams
+from tests.kernels.operators import EmulatedOperators
+from tests.kernels.tree_cases import (
     check_accept_greedy,
     check_accept_sampled,
     check_draw_distribution,
@@ -69,7 +71,7 @@ def test_a_walk_stops_at_max_path(operators: EmulatedOperators) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vocabulary", [12, 3001, 12_800])
 def test_sampled_walks_are_those_of_ddtree(
-    operators: EmulatedOperators, vocabulary: int, dtype: "torch.dtype", every_node: bool
+    operators: EmulatedOperators, vocabulary: int, dtype: torch.dtype, every_node: bool
 ) -> None:
     rng = np.random.default_rng(vocabulary)
     trees = draft_trees(rng, len(PARAMS), depth=5, vocabulary=min(vocabulary, 12), budget=20)

@@ -5,14 +5,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: make test-torch")
+pytest.importorskip("torch", reason="needs torch: make test-torch")
 
-from tests.kernels.compact_cases import (  # noqa: E402
+import torch
+
+from tests.kernels.compact_cases import (
     check_compact_kv,
     random_paths,
     random_pools,
 )
-from tests.kernels.operators import EmulatedOperators  # noqa: E402
+from tests.kernels.operators import EmulatedOperators
 
 pytestmark = pytest.mark.torch
 
@@ -29,8 +31,8 @@ def test_rows_of_all_layers_move_as_planned(
     operators: EmulatedOperators,
     nodes: int,
     max_path: int,
-    dtype: "torch.dtype",
-    slot_dtype: "torch.dtype",
+    dtype: torch.dtype,
+    slot_dtype: torch.dtype,
 ) -> None:
     rng = np.random.default_rng(nodes)
     batch = 4

@@ -5,11 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="needs torch: make test-torch")
+pytest.importorskip("torch", reason="needs torch: make test-torch")
 
-from longleaf.ddtree import build_tree, top_k_marginals  # noqa: E402
-from tests.kernels.operators import EmulatedOperators  # noqa: E402
-from tests.kernels.tree_cases import check_build_tree, check_expand_tree, tree_of  # noqa: E402
+import torch
+
+from longleaf.ddtree import build_tree, top_k_marginals
+from tests.kernels.operators import EmulatedOperators
+from tests.kernels.tree_cases import check_build_tree, check_expand_tree, tree_of
 
 pytestmark = pytest.mark.torch
 BUDGETS = [0, 1, 2, 6, 7, 8, 31, 32, 33, 63, 64, 65, 127]
@@ -107,7 +109,7 @@ def test_build_tree_at_the_deployed_size(operators: EmulatedOperators) -> None:
     ids=["equal", "ascending", "descending", "periodic", "one-thread", "last-tile", "signed-zero"],
 )
 def test_build_tree_from_rows_that_defeat_the_threshold(
-    operators: EmulatedOperators, row: "torch.Tensor"
+    operators: EmulatedOperators, row: torch.Tensor
 ) -> None:
     logits = row.expand(1, 3, -1).contiguous()
     for budget in (64, 127):

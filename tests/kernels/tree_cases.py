@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 import torch
-from longleaf_kernels import DraftTrees, SamplingTensors
 
 from longleaf.ddtree import (
     Accepted,
@@ -19,6 +18,7 @@ from longleaf.ddtree import (
     target_distribution,
     top_k_marginals,
 )
+from longleaf_kernels import DraftTrees, SamplingTensors
 from tests.kernels.operators import Operators
 
 Floats = npt.NDArray[np.floating]
@@ -178,7 +178,7 @@ def check_accept_greedy(
     for i, n in enumerate(trees.count.tolist()):
         expected = accept_greedy(tree_of(trees, i), target_tokens[i, :n].numpy())
         assert_same_walk(out.path[i], out.path_len[i], out.bonus[i], expected)
-    return out.path_len.tolist()
+    return [int(length) for length in out.path_len]
 
 
 def check_accept_sampled(
@@ -208,7 +208,7 @@ def check_accept_sampled(
         target_tokens[path] = drawn
         expected = accept_greedy(tree, target_tokens)
         assert_same_walk(out.path[i], out.path_len[i], out.bonus[i], expected)
-    return out.path_len.tolist()
+    return [int(length) for length in out.path_len]
 
 
 def check_draw_distribution(operators: Operators, params: SamplingParams, draws: int) -> None:
