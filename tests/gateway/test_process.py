@@ -3,10 +3,11 @@
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -129,7 +130,9 @@ class Process:
 
 
 @asynccontextmanager
-async def gateway_process(url: str, *arguments: str) -> AsyncIterator[Process]:
+async def gateway_process(
+    url: str, *arguments: str, preexec_fn: Callable[[], None] | None = None
+) -> AsyncIterator[Process]:
     """A gateway process on free ports, with a ready replica."""
     command = ("-m", "longleaf", "gateway", "--port", "0", "--metrics-port", "0")
     child = await asyncio.create_subprocess_exec(
@@ -137,6 +140,7 @@ async def gateway_process(url: str, *arguments: str) -> AsyncIterator[Process]:
         *(*command, "--replica", url, *arguments),
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "PYTHONWARNINGS": "error"},
+        preexec_fn=preexec_fn,
     )
     process = Process(child)
     try:
@@ -187,6 +191,40 @@ async def test_signal_drains_and_exits_0(number: signal.Signals) -> None:
         assert (done["stream"], done["model"], done["replica"]) == (True, "tiny", replica.url)
         assert done["sent_bytes"] == len(event("one") + event("two") + DONE)
         assert "private" not in json.dumps(process.log)
+
+
+async def test_a_low_soft_limit_of_open_files_bounds_no_streams() -> None:
+    count, release = 80, asyncio.Event()
+
+    async def behaviour(request: Received) -> None:
+        await request.start_stream()
+        await request.chunk(event("one"))
+        await release.wait()
+        await request.chunk(DONE)
+        await request.end_stream()
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with (
+        FaultyReplica(behaviour) as replica,
+        gateway_process(replica.url, preexec_fn=lambda: few_files(most)) as process,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
+    ):
+
+        async def stream() -> bytes:
+            url = f"http://127.0.0.1:{process.port}/v1/chat/completions"
+            async with http.post(url, json=chat(stream=True)) as running:
+                return await running.read()
+
+        streams = [asyncio.create_task(stream()) for _ in range(count)]
+        async with asyncio.timeout(LIMIT):
+            for _ in range(count):
+                await replica.arrived.get()
+            release.set()
+            assert await asyncio.gather(*streams) == [event("one") + DONE] * count
+
+
+def few_files(most: int) -> None:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (80, most))
 
 
 async def test_second_signal_ends_running_answers_at_once() -> None:

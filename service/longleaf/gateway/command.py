@@ -1,7 +1,9 @@
 """``longleaf gateway``."""
 
 import asyncio
+import contextlib
 import logging
+import resource
 import sys
 from pathlib import Path
 from typing import get_args
@@ -42,6 +44,17 @@ def configure_logging(level: str) -> None:
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+
+
+def allow_many_sockets() -> None:
+    """Raise the soft limit of open files to the hard one.
+
+    A stream takes two sockets: at the usual soft limit of 1,024 the gateway could reach no replica
+    from about 500 streams on, and would take that for the replicas' fault.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _run(config: GatewayConfig) -> None:
@@ -94,6 +107,7 @@ def gateway_command(log_level: str, **flags: object) -> None:
     """
     config = load_config(**flags)
     configure_logging(log_level)
+    allow_many_sockets()
     try:
         asyncio.run(_run(config))
     except (ValueError, PortError) as error:
