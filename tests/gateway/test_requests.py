@@ -19,7 +19,7 @@ from longleaf.gateway.api.schemas import (
 from longleaf.gateway.drain import Drain
 from longleaf.metrics import GatewayMetrics
 from tests.gateway.faulty_replica import FaultyReplica, answer_captured_chat
-from tests.gateway.running import chat, gateway_over, running_gateway
+from tests.gateway.running import LIMIT, chat, eventually, gateway_over, running_gateway
 
 pytestmark = pytest.mark.anyio
 
@@ -279,6 +279,22 @@ async def test_chunked_body_over_the_limit_is_413_before_it_ends() -> None:
         length = int(answer.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
         error = error_of(json.loads(await reader.readexactly(length)))
         assert error["code"] == "request_too_large"
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_a_body_that_stalls_is_408_and_holds_up_no_drain() -> None:
+    async with gateway_over(answer_captured_chat, body_timeout=0.3) as (gateway, replicas):
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.server.port)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
+        await eventually(lambda: gateway.server.drain.running == 1)
+        gateway.server.drain.begin()
+        assert await gateway.server.drain.finish(LIMIT)
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408 ")
+        error = error_of(json.loads(body))
+        assert (error["code"], "for 0.3 s" in error["message"]) == ("request_timeout", True)
+        assert replicas[0].generations == []
         writer.close()
         await writer.wait_closed()
 

@@ -77,6 +77,9 @@ async def _run(config: GatewayConfig) -> None:
 @click.option("--upstream-api-key", help="Bearer key for the replicas (better: by environment).")
 @click.option("--max-body-bytes", type=int, help="Largest request body.  [default: 67108864]")
 @click.option(
+    "--body-timeout", type=float, help="Seconds between parts of a request body.  [default: 60]"
+)
+@click.option(
     "--routing",
     type=click.Choice(get_args(RoutingPolicyName)),
     help="Routing policy.  [default: least_in_flight]",

@@ -44,6 +44,8 @@ class GatewayConfig(BaseSettings):
     upstream_api_key: SecretStr | None = None
     """Bearer key sent to the replicas; a client's own key never is."""
     max_body_bytes: Annotated[int, Field(gt=0)] = 64 * 2**20
+    body_timeout: Seconds = 60.0
+    """Longest silence of a client that is sending its request's body."""
     routing: RoutingPolicyName = "least_in_flight"
     max_attempts: Annotated[int, Field(ge=1, le=16)] = 3
     """Replicas that one request may try, as long as none has sent an event."""

@@ -1,5 +1,6 @@
 """Reading request bodies: bounded, parsed once, forwarded as they came."""
 
+import asyncio
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
-from longleaf.gateway.api.errors import body_too_large, invalid_request
+from longleaf.gateway.api.errors import body_stalled, body_too_large, invalid_request
 from longleaf.gateway.api.schemas import GenerationRequest
 
 
@@ -27,8 +28,11 @@ class ParsedBody:
         return self.text.rstrip()[:-1] + b',"rid":"' + rid.encode() + b'"}'
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The body, of at most ``limit`` bytes; stops reading (413) as soon as it is more."""
+async def read_body(request: Request, limit: int, silence: float) -> bytes:
+    """The body, of at most ``limit`` bytes; stops reading (413) as soon as it is more.
+
+    408 after ``silence`` seconds without a byte: nobody may hold up a drain by sending nothing.
+    """
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit:
         raise body_too_large(limit)
@@ -36,7 +40,11 @@ async def read_body(request: Request, limit: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     while True:
-        message = await receive()
+        try:
+            async with asyncio.timeout(silence):
+                message = await receive()
+        except TimeoutError:
+            raise body_stalled(silence) from None
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         chunk = message.get("body", b"")

@@ -112,6 +112,13 @@ def body_too_large(limit: int) -> ApiError:
     )
 
 
+def body_stalled(seconds: float) -> ApiError:
+    """408: the client stopped sending its body. The connection ends with the answer."""
+    message = f"Nothing of the request body came for {seconds:g} s."
+    headers = {"connection": "close"}
+    return ApiError(408, message, "invalid_request_error", code="request_timeout", headers=headers)
+
+
 def rate_limit_exceeded(retry_after: float) -> ApiError:
     """429: every replica is full now, the request would fit later (in ``retry_after`` seconds)."""
     message = "All replicas are saturated; their request queues are full. Retry later."

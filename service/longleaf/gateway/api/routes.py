@@ -24,6 +24,7 @@ _ERRORS: Mapping[int, str] = {
     400: "Malformed body or wrong parameter; `context_length_exceeded` if it can never fit.",
     401: "No API key, or a wrong one.",
     404: "Unknown model.",
+    408: "The client stopped sending its body.",
     413: "The body is over the byte limit.",
     429: "Every replica is full; `Retry-After` tells when to come back.",
     500: "The gateway or the replica failed.",
@@ -60,7 +61,8 @@ def make_router(relay: Relay) -> APIRouter:
 
     async def generate(request: Request, schema: type[GenerationRequest]) -> Response:
         record: RequestRecord = request.scope["longleaf.record"]
-        text = await read_body(request, relay.config.max_body_bytes)
+        config = relay.config
+        text = await read_body(request, config.max_body_bytes, config.body_timeout)
         record.body_bytes = len(text)
         body = parse_body(text, schema)
         record.stream = bool(body.fields.get("stream"))
@@ -68,7 +70,7 @@ def make_router(relay: Relay) -> APIRouter:
         headers = headers_upstream(request.scope["headers"], record.request_id)
         return RelayResponse(relay, Call(request.url.path, body, headers, record))
 
-    all_errors = _errors(400, 401, 404, 413, 429, 500, 502, 503, 504)
+    all_errors = _errors(400, 401, 404, 408, 413, 429, 500, 502, 503, 504)
 
     @router.post(
         "/v1/chat/completions",
