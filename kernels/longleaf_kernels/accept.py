@@ -82,7 +82,8 @@ def accept_sampled(
     None takes what is faster for the size.
     """
     if workspace is None:
-        workspace = accept_workspace(*tokens.shape, tokens.device)
+        batch, nodes = tokens.shape
+        workspace = accept_workspace(batch, nodes, tokens.device)
     out = torch.ops.longleaf.accept_sampled(
         tokens, parents, depths, logits, *sampling, uniforms, workspace, every_node
     )
