@@ -7,7 +7,11 @@ BIN := $(VENV)/bin
 SERVE_ARGS ?=
 PYTEST_ARGS ?=
 
-.PHONY: help serve test lint format lock bench-commit clean
+TORCH_VENV := .venv-torch
+CUDA_VENV := .venv-cuda
+CHECK_ARGS ?=
+
+.PHONY: help serve test lint format lock bench-commit clean kernels test-torch check-kernels
 
 help: ## List the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -31,6 +35,16 @@ format: $(VENV)/.dev ## Format and apply the linter's safe fixes
 bench-commit: $(VENV)/.dev ## Measure commit_len, losslessness and speed; writes ops/results/commit.json
 	$(BIN)/python -m ops.bench.commit
 
+kernels: ## Compile the CUDA kernels in place; needs nvcc, no GPU
+	$(PYTHON) kernels/cuda_build.py
+
+test-torch: $(TORCH_VENV)/.ready ## Run the kernels' tests on the CPU, with torch
+	$(TORCH_VENV)/bin/python -m pytest tests/kernels $(PYTEST_ARGS)
+
+check-kernels: $(CUDA_VENV)/.ready ## Compile for every target, hold registers, spills, instructions to kernels/resources.json
+	@CUDA_HOME="$$(cd $(CUDA_VENV)/lib/python3*/site-packages/nvidia/cu13 && pwd)" \
+		$(CUDA_VENV)/bin/python kernels/check_resources.py $(CHECK_ARGS)
+
 # tokenizers declares huggingface-hub for downloads from a hub, which nothing here does: it and what only it needs
 # (30 MB) stay out of the lock. Hence pip's --no-deps below: the lock is the whole list.
 HUB_ONLY := huggingface-hub hf-xet fsspec filelock httpx2 httpcore2 truststore pyyaml tqdm
@@ -41,7 +55,7 @@ lock: $(VENV)/.dev ## Resolve the locked versions again
 	$(COMPILE) --allow-unsafe -o requirements-dev.lock requirements-dev.in
 
 clean: ## Remove the venv and caches
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TORCH_VENV) $(CUDA_VENV) build kernels/longleaf_kernels/lib .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(VENV)/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "longleaf needs Python 3.11 or newer, this is " + sys.version)'
@@ -56,4 +70,16 @@ $(VENV)/.runtime: requirements.lock service/pyproject.toml | $(VENV)/bin/pip
 $(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime
 	@echo "installing what tests and checks need into $(VENV)"
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements-dev.lock
+	@touch $@
+
+$(TORCH_VENV)/.ready: requirements-torch.txt
+	@echo "installing torch into $(TORCH_VENV)"
+	@$(PYTHON) -m venv $(TORCH_VENV)
+	@$(TORCH_VENV)/bin/pip install --quiet --disable-pip-version-check -r requirements-torch.txt
+	@touch $@
+
+$(CUDA_VENV)/.ready: requirements-cuda.txt
+	@echo "installing nvcc into $(CUDA_VENV)"
+	@$(PYTHON) -m venv $(CUDA_VENV)
+	@$(CUDA_VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements-cuda.txt
 	@touch $@
