@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,39 +42,39 @@ def small(*shape: int) -> torch.Tensor:
 
 
 def build(**changed: object) -> object:
-    arguments = {
+    arguments: dict[str, Any] = {
         "logits": zeros(2, 7, 100),
         "root_tokens": integers(2),
         "prefix_lens": integers(2),
         "workspace": zeros(1 << 20, dtype=torch.uint8),
         "budget": 64,
     }
-    return launch_build_tree(NoLibrary(), 0, **(arguments | changed))  # type: ignore[arg-type]
+    return launch_build_tree(NoLibrary(), 0, **(arguments | changed))
 
 
 def expand(**changed: object) -> object:
-    arguments = {
+    arguments: dict[str, Any] = {
         "tokens": integers(2, 7, 64),
         "log_probs": zeros(2, 7, 64, dtype=torch.float64),
         "root_tokens": integers(2),
         "prefix_lens": None,
         "budget": 64,
     }
-    return launch_expand_tree(NoLibrary(), 0, **(arguments | changed))  # type: ignore[arg-type]
+    return launch_expand_tree(NoLibrary(), 0, **(arguments | changed))
 
 
 def greedy(**changed: object) -> object:
-    arguments = {
+    arguments: dict[str, Any] = {
         "tokens": integers(2, 9),
         "parents": small(2, 9),
         "target_tokens": integers(2, 9),
         "max_path": 8,
     }
-    return launch_accept_greedy(NoLibrary(), 0, **(arguments | changed))  # type: ignore[arg-type]
+    return launch_accept_greedy(NoLibrary(), 0, **(arguments | changed))
 
 
 def sampled(**changed: object) -> object:
-    arguments = {
+    arguments: dict[str, Any] = {
         "tokens": integers(2, 9),
         "parents": small(2, 9),
         "depths": small(2, 9),
@@ -83,17 +84,17 @@ def sampled(**changed: object) -> object:
         "workspace": zeros(1 << 16, dtype=torch.uint8),
         "every_node": True,
     }
-    return launch_accept_sampled(NoLibrary(), 0, **(arguments | changed))  # type: ignore[arg-type]
+    return launch_accept_sampled(NoLibrary(), 0, **(arguments | changed))
 
 
 def compact(**changed: object) -> object:
-    arguments = {
+    arguments: dict[str, Any] = {
         "pools": [zeros(20, 576, dtype=torch.bfloat16)] * 3,
         "slots": integers(2, 9),
         "path": small(2, 8),
         "path_len": small(2),
     }
-    launch_compact_kv(NoLibrary(), 0, **(arguments | changed))  # type: ignore[arg-type]
+    launch_compact_kv(NoLibrary(), 0, **(arguments | changed))
     return None
 
 
@@ -243,7 +244,7 @@ def test_shapes_of_traced_trees() -> None:
     assert [t.shape for t in drawn] == [t.shape for t in accepted]
 
 
-class Step(torch.nn.Module):
+class Step(torch.nn.Module):  # type: ignore[misc]  # Any where torch is not installed
     """Build, accept and compact, as a captured step chains them."""
 
     def forward(
