@@ -59,10 +59,7 @@ struct Shared {
       float warp_sums[kTreeThreads / 32];
       double log_sum;
     };
-    struct {
-      double steps[kMaxTreeDepth * kMaxNodes];
-      TreeNodes nodes;
-    };
+    ExpansionState expansion;
   };
   bool last;
 };
@@ -161,14 +158,11 @@ __device__ inline void finish_row(const BuildTreeParams& p, int row, Shared& sha
 
 __device__ inline void grow_tree(const BuildTreeParams& p, int request, Shared& shared) {
   const int64_t first = static_cast<int64_t>(request) * p.problem.depth * p.width;
-  __syncthreads();  // the union changes hands
-  for (int i = threadIdx.x; i < p.problem.depth * p.width; i += kTreeThreads) {
-    shared.steps[i] = fabs(__ldcg(p.top_log_probs + first + i));
-  }
+  shared.expansion.load<kTreeThreads>(p.problem, p.top_log_probs + first, p.width);
   __syncthreads();
   const int64_t prefix_len = p.prefix_lens == nullptr ? 0 : p.prefix_lens[request];
-  expand_and_write<kTreeThreads>(p.problem, shared.steps, shared.nodes, p.top_tokens + first,
-                                 p.width, p.root_tokens[request], prefix_len, request, p.output);
+  expand_and_write<kTreeThreads>(p.problem, shared.expansion, p.top_tokens + first, p.width,
+                                 p.root_tokens[request], prefix_len, request, p.output);
 }
 
 }  // namespace build
@@ -200,17 +194,13 @@ constexpr int kExpandThreads = 128;
 
 // Grid (batch): the expansion alone, from marginals.
 __global__ void __launch_bounds__(kExpandThreads) expand_tree_kernel(const ExpandTreeParams p) {
-  __shared__ double steps[kMaxTreeDepth * kMaxNodes];
-  __shared__ TreeNodes nodes;
+  __shared__ ExpansionState state;
   const int request = blockIdx.x;
   const int64_t first = static_cast<int64_t>(request) * p.problem.depth * p.stride;
-  for (int i = threadIdx.x; i < p.problem.depth * p.problem.width; i += kExpandThreads) {
-    const int at = i / p.problem.width * p.stride + i % p.problem.width;
-    steps[i] = fabs(p.log_probs[first + at]);
-  }
+  state.load<kExpandThreads>(p.problem, p.log_probs + first, p.stride);
   __syncthreads();
   const int64_t prefix_len = p.prefix_lens == nullptr ? 0 : p.prefix_lens[request];
-  expand_and_write<kExpandThreads>(p.problem, steps, nodes, p.tokens + first, p.stride,
+  expand_and_write<kExpandThreads>(p.problem, state, p.tokens + first, p.stride,
                                    p.root_tokens[request], prefix_len, request, p.output);
 }
 
