@@ -22,14 +22,8 @@ from longleaf_kernels import (
     expand_tree,
 )
 from longleaf_kernels._library import Library
-from longleaf_kernels._tree import (
-    launch_build_tree,
-    launch_expand_tree,
-    marginal_width,
-    workspace_bytes,
-)
+from longleaf_kernels._tree import launch_build_tree, launch_expand_tree
 from longleaf_kernels.accept import launch_accept_greedy, launch_accept_sampled
-from longleaf_kernels.accept import workspace_bytes as accept_workspace_bytes
 from longleaf_kernels.compact import launch_compact_kv
 
 
@@ -67,12 +61,16 @@ class Operators(Protocol):
 
 
 class EmulatedOperators:
-    """The kernels compiled for the CPU; every call draws a new order of threads."""
+    """The kernels compiled for the CPU; every call draws a new order of threads.
+
+    One workspace, zeroed once, serves calls of every operator and size.
+    """
 
     def __init__(self, path: Path) -> None:
         self._library = Library(path)
         self._seed = CDLL(str(path)).emulator_seed
         self._calls = 0
+        self._workspace = torch.zeros(1 << 22, dtype=torch.uint8)
 
     def _shuffle(self) -> None:
         self._calls += 1
@@ -82,12 +80,8 @@ class EmulatedOperators:
         self, logits: Tensor, roots: Tensor, prefix_lens: Tensor, budget: int, seed_chain: bool
     ) -> tuple[DraftTrees, Marginals]:
         self._shuffle()
-        batch, depth, vocabulary = logits.shape
-        width = marginal_width(vocabulary, budget)
-        size = workspace_bytes(self._library, batch, depth, vocabulary, width)
-        workspace = torch.zeros(size, dtype=torch.uint8)
         trees, marginals = launch_build_tree(
-            self._library, 0, logits, roots, prefix_lens, workspace, budget, seed_chain
+            self._library, 0, logits, roots, prefix_lens, self._workspace, budget, seed_chain
         )
         assert trees is not None
         return trees, marginals
@@ -121,7 +115,6 @@ class EmulatedOperators:
         every_node: bool,
     ) -> Accepted:
         self._shuffle()
-        size = accept_workspace_bytes(self._library, *trees.tokens.shape)
         return launch_accept_sampled(
             self._library,
             0,
@@ -131,7 +124,7 @@ class EmulatedOperators:
             logits,
             sampling,
             uniforms,
-            torch.zeros(size, dtype=torch.uint8),
+            self._workspace,
             every_node,
         )
 

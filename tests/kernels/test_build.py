@@ -1,6 +1,7 @@
 """The build's and the loader's messages, and what a rebuild compiles. Needs neither nvcc nor torch;
 a script stands for nvcc where one must run."""
 
+import ast
 import os
 import shutil
 import subprocess
@@ -122,6 +123,18 @@ def test_every_unit_of_the_sources_is_built() -> None:
     assert {"capi.cu", "tree_capi.cu", "compact_capi.cu"} <= names
     every = {path.name for path in (cuda_build.ROOT / "csrc").rglob("*.cu")}
     assert names == every
+
+
+def test_the_package_imports_nothing_of_the_service() -> None:
+    imported: set[str] = set()
+    for path in (cuda_build.ROOT / "longleaf_kernels").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported.add(node.module or "")
+    assert "longleaf_kernels._library" in imported
+    assert not {name for name in imported if name.split(".")[0] == "longleaf"}
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
