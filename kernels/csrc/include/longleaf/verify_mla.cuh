@@ -21,30 +21,25 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const int gang = blockIdx.x / p.gang, member = blockIdx.x % p.gang;
 
-  PendingMerges& pending = *reinterpret_cast<PendingMerges*>(memory + L::kMerges);
   if (warp == 0) {
     make_plan<RowGroups>(p, gang, lane, &plan);
   } else if (threadIdx.x == 32) {
     init_barriers<L>(shared);
-    pending.count = 0;
   }
   __syncthreads();
 
   if (warp >= kScoreWarps + kValueWarps) {
     ptx::shrink_registers<kLoadRegisters>();
     load_role<RowGroups, Cache>(p, plan, shared, member, warp - kScoreWarps - kValueWarps, lane);
-    return;
-  }
-  if (warp >= kScoreWarps) {
+  } else if (warp >= kScoreWarps) {
     ptx::grow_registers<kValueRegisters>();
     ValueWarp<RowGroups, Cache> values(p, shared, warp - kScoreWarps, lane);
-    values.run(plan, gang, member, pending);
+    values.run(plan, gang, member, reinterpret_cast<PendingMerge*>(memory + L::kMerges));
   } else {
     ptx::grow_registers<kScoreRegisters>();
     ScoreWarp<RowGroups, Cache> scores(p, shared, warp, lane);
     scores.run(plan, member);
   }
-  merge_pending<RowGroups, Cache>(p, pending, shared + L::kRing, threadIdx.x);
 }
 
 }  // namespace longleaf

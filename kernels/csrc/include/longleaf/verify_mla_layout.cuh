@@ -14,7 +14,7 @@ namespace longleaf {
 constexpr int kScoreWarps = 4, kValueWarps = 4, kLoadWarps = 4;
 constexpr int kThreads = 32 * (kScoreWarps + kValueWarps + kLoadWarps);
 // The launch gives each of the 384 threads 168 registers; the roles share them out again.
-constexpr int kLoadRegisters = 40, kScoreRegisters = 240, kValueRegisters = 224;
+constexpr int kLoadRegisters = 32, kScoreRegisters = 240, kValueRegisters = 232;
 static_assert(kLoadRegisters + kScoreRegisters + kValueRegisters <= 3 * 168);
 
 // Rows are padded by 16 bytes: an odd number of 16-byte columns makes ldmatrix conflict-free.
@@ -45,8 +45,8 @@ struct Layout {
   static constexpr int kStatsFull = kProbsEmpty + 16;
   static constexpr int kStatsEmpty = kStatsFull + 8;
   static constexpr int kPlan = kStatsEmpty + 8;     // PlanStart, 7 ints
-  static constexpr int kMerges = kPlan + 32;        // PendingMerges, 13 ints
-  static constexpr int kBytes = kMerges + 64;
+  static constexpr int kMerges = kPlan + 32;        // PendingMerge [2]
+  static constexpr int kBytes = kMerges + 2 * 32;
   static_assert(kBytes <= kSharedLimit);
   static_assert(kFull % 8 == 0 && kFlags % 8 == 0 && kReference % 8 == 0);
 };
@@ -71,7 +71,7 @@ struct RingCursor {
 template <class L>
 __device__ __forceinline__ void init_barriers(uint32_t shared) {
   for (int i = 0; i < L::kSlots; ++i) {
-    ptx::mbar_init(shared + L::kFull + 8 * i, 32 * kLoadWarps);
+    ptx::mbar_init(shared + L::kFull + 8 * i, kLoadWarps);
     ptx::mbar_init(shared + L::kEmpty + 8 * i, kEmptyArrivals);
   }
   for (int i = 0; i < 2; ++i) {

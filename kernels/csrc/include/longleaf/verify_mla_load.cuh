@@ -18,52 +18,32 @@ __device__ __forceinline__ int load_index(const VerifyMlaParams& p, int first_en
   return (index << p.page_log2) + (token & ((1 << p.page_log2) - 1));
 }
 
-// Copies this warp's four rows of RowBytes, 16 bytes a lane: two whole rows of lanes a row (one for
-// 576 bytes), and the four rest together. rows[i]: row numbers; rest: that of the lane's rest.
-template <int RowBytes>
-__device__ __forceinline__ void copy_rows(uint32_t to, const void* base,
-                                          const uint32_t (&rows)[kRowsPerLoadWarp], uint32_t rest,
-                                          int lane) {
-  constexpr int kStride = RowBytes + 16, kWhole = RowBytes / 512;
-  constexpr int kRestLanes = (RowBytes - kWhole * 512) / 16;
-  const char* source = static_cast<const char*>(base);
-#pragma unroll
-  for (int i = 0; i < kRowsPerLoadWarp; ++i) {
-    const char* from = source + static_cast<size_t>(rows[i]) * RowBytes + lane * 16;
-#pragma unroll
-    for (int j = 0; j < kWhole; ++j)
-      ptx::copy_16(to + i * kStride + j * 512 + lane * 16, from + j * 512);
-  }
-  if (lane < kRowsPerLoadWarp * kRestLanes)
-    ptx::copy_16(to + lane / kRestLanes * kStride + kWhole * 512 + lane % kRestLanes * 16,
-                 source + static_cast<size_t>(rest) * RowBytes + kWhole * 512 +
-                     lane % kRestLanes * 16);
-}
-
 template <int RowGroups, class Cache>
 __device__ __forceinline__ void load_role(const VerifyMlaParams& p, const PlanStart& plan,
                                           uint32_t shared, int member, int warp, int lane) {
   using L = Layout<RowGroups>;
-  constexpr int kCacheRestLanes = Cache::kRowBytes % 512 / 16;
   RingCursor<L::kSlots> ring;
   const int row = warp * kRowsPerLoadWarp;  // first of this warp's rows in a tile
 
-  auto wait_slot = [&] {
+  // Waits for the slot, announces `bytes` a row; then copy() fills it.
+  auto open_slot = [&] {
     ptx::mbar_wait(shared + L::kEmpty + 8 * ring.slot, ring.parity ^ 1);
     return shared + L::kRing + ring.slot * kSlotBytes;
   };
-  auto finish_slot = [&] {
-    ptx::mbar_arrive_after_copies(shared + L::kFull + 8 * ring.slot);
-    ring.advance();
-  };
   // Rows of q or tree_kv: contiguous, bf16; past the last one the last one again (finite, unused).
   auto load_rows = [&](const uint16_t* source, int first, int last) {
-    uint32_t rows[kRowsPerLoadWarp];
+    const uint32_t to = open_slot();
+    const uint32_t full = shared + L::kFull + 8 * ring.slot;
+    if (ptx::elect_one()) {
+      ptx::mbar_arrive_expect(full, kRowsPerLoadWarp * kBf16RowBytes);
 #pragma unroll
-    for (int i = 0; i < kRowsPerLoadWarp; ++i) rows[i] = min(first + row + i, last);
-    const uint32_t rest = min(first + row + lane / (kBf16RowBytes % 512 / 16), last);
-    copy_rows<kBf16RowBytes>(wait_slot() + row * kBf16Stride, source, rows, rest, lane);
-    finish_slot();
+      for (int i = 0; i < kRowsPerLoadWarp; ++i) {
+        const size_t from = static_cast<size_t>(min(first + row + i, last)) * kRowDim;
+        ptx::bulk_copy(to + (row + i) * kBf16Stride, source + from, kBf16RowBytes, full);
+      }
+    }
+    __syncwarp();
+    ring.advance();
   };
 
   Cursor<RowGroups> segment(p, plan, member);
@@ -81,7 +61,6 @@ __device__ __forceinline__ void load_role(const VerifyMlaParams& p, const PlanSt
 
     const uint16_t* queries =
         p.q + static_cast<size_t>(item.first_token) * p.heads * kRowDim;
-#pragma unroll 1
     for (int i = 0; i < L::kQuerySlots; ++i)
       load_rows(queries, segment.first_row + i * kTileTokens, item.nodes * p.heads - 1);
 
@@ -92,13 +71,23 @@ __device__ __forceinline__ void load_role(const VerifyMlaParams& p, const PlanSt
         next_index = group_index(tile + kTilesPerIndexLoad);
       }
       const int source_lane = (in_group % kTilesPerIndexLoad) * kRowsPerLoadWarp;
-      uint32_t slots[kRowsPerLoadWarp];
+      int slots[kRowsPerLoadWarp];  // warp-uniform, so that the copies need no loop over lanes
 #pragma unroll
       for (int i = 0; i < kRowsPerLoadWarp; ++i)
         slots[i] = __shfl_sync(~0u, index, source_lane + i);
-      const uint32_t rest = __shfl_sync(~0u, index, source_lane + lane / kCacheRestLanes % 4);
-      copy_rows<Cache::kRowBytes>(wait_slot() + row * Cache::kStride, p.kv_pool, slots, rest, lane);
-      finish_slot();
+      const uint32_t to = open_slot();
+      const uint32_t full = shared + L::kFull + 8 * ring.slot;
+      if (ptx::elect_one()) {
+        ptx::mbar_arrive_expect(full, kRowsPerLoadWarp * Cache::kRowBytes);
+#pragma unroll
+        for (int i = 0; i < kRowsPerLoadWarp; ++i)
+          ptx::bulk_copy(to + (row + i) * Cache::kStride,
+                         static_cast<const char*>(p.kv_pool) +
+                             static_cast<size_t>(static_cast<unsigned>(slots[i])) * Cache::kRowBytes,
+                         Cache::kRowBytes, full);
+      }
+      __syncwarp();
+      ring.advance();
     }
     for (; tile < segment.end_tile; ++tile)
       load_rows(p.tree_kv + static_cast<size_t>(item.first_token) * kRowDim,

@@ -11,7 +11,6 @@
 
 namespace longleaf {
 
-constexpr int kPartialBarrier = 4;  // named barrier of the value warps
 constexpr int kColumnTiles = kLatentDim / kValueWarps / 16;  // 16 columns each
 
 template <int RowGroups, class Cache>
@@ -32,9 +31,11 @@ class ValueWarp {
   }
 
   __device__ __forceinline__ void run(const PlanStart& plan, int gang, int member,
-                                      PendingMerges& pending) {
+                                      PendingMerge* pending) {
     Cursor<RowGroups> segment(p_, plan, member);
     const int block = gang * p_.gang + member;
+    int merges = 0;
+    unsigned first_ticket = 0, second_ticket = 0;
     while (segment.next()) {
       skip_queries();
 #pragma unroll
@@ -56,16 +57,32 @@ class ValueWarp {
       const int place = block * kPartialsPerBlock + (gang == first_gang ? 1 : 0);
       store_partial(place);
       release_stats();
-      ptx::named_barrier<32 * kValueWarps>(kPartialBarrier);
-      if (warp_ == kValueWarps - 1 && lane_ == 31) {  // the thread that waits in merge_pending
-        PendingMerge& merge = pending.merges[pending.count++];
-        merge.first_block = first_gang * p_.gang + member;
-        merge.splits = last_gang - first_gang + 1;
-        merge.split = gang - first_gang;
-        merge.first_row = segment.item.first_token * p_.heads + segment.first_row;
-        merge.rows = min(L::kRows, segment.item.nodes * p_.heads - segment.first_row);
-        announce(p_, merge);
+      PendingMerge merge;
+      merge.first_block = first_gang * p_.gang + member;
+      merge.splits = last_gang - first_gang + 1;
+      merge.split = gang - first_gang;
+      merge.first_row = segment.item.first_token * p_.heads + segment.first_row;
+      merge.rows = min(L::kRows, segment.item.nodes * p_.heads - segment.first_row);
+      ptx::named_barrier<32 * kValueWarps>(kMergeBarrier);
+      if (warp_ == 0 && lane_ == 0) {
+        pending[merges] = merge;
+        // Every round of arrivals adds exactly 2^31: the top bit flips and the rest returns to 0.
+        const unsigned ticket = ptx::add_acq_rel(
+            p_.counters + merge.first_block,
+            merge.split == 0 ? 0x80000000u - (merge.splits - 1) : 1u);
+        (merges ? second_ticket : first_ticket) = ticket;
       }
+      ++merges;
+    }
+    for (int i = 0; i < merges; ++i) {
+      if (warp_ == 0 && lane_ == 0) {
+        const unsigned ticket = i ? second_ticket : first_ticket;
+        while (((ptx::load_acquire(p_.counters + pending[i].first_block) ^ ticket) & 0x80000000u) ==
+               0) {
+        }
+      }
+      ptx::named_barrier<32 * kValueWarps>(kMergeBarrier);
+      merge_slice<RowGroups, Cache>(p_, pending[i], shared_ + L::kRing, warp_ * 32 + lane_);
     }
   }
 
