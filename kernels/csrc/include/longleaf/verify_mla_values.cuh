@@ -101,8 +101,12 @@ class ValueWarp {
   }
   __device__ __forceinline__ void skip_queries() {
     for (int i = 0; i < L::kQuerySlots; ++i) {
-      wait_slot();
-      if (warp_ < kEmptyArrivals - kScoreWarps) release_slot();
+      // A warp that does not count for freeing a slot must not wait for it either: it could miss
+      // the phase and wait for the next one of that parity.
+      if (warp_ < kEmptyArrivals - kScoreWarps) {
+        wait_slot();
+        release_slot();
+      }
       ring_.advance();
     }
   }
