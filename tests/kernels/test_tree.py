@@ -1,5 +1,6 @@
 """build_tree and expand_tree, their device code compiled for the CPU, against ddtree."""
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -42,9 +43,9 @@ def test_expand_tree_settles_ties_as_ddtree_does(
 ) -> None:
     """Scores from a grid of eighths: equal in every combination of depth, parent and rank."""
     rng = np.random.default_rng(5)
-    for budget in (8, 40, 64, 127):
-        steps = np.sort(rng.integers(0, 6, size=(8, 6, 40)) / 8.0, axis=-1)
-        tokens = np.argsort(rng.random((8, 6, 40)), axis=-1)
+    for budget, levels in product((8, 40, 64, 127), (2, 3, 6)):
+        steps = np.sort(rng.integers(0, levels, size=(16, 6, 12)) / 8.0, axis=-1)
+        tokens = np.argsort(rng.random(steps.shape), axis=-1)
         check_expand_tree(operators, tokens, -steps, budget, seed_chain)
 
 
@@ -61,12 +62,10 @@ def test_expand_tree_never_takes_an_impossible_token(
 
 
 def test_expand_tree_tells_scores_apart_by_their_last_bit(operators: EmulatedOperators) -> None:
-    """Two candidates whose float64 scores differ in the last place, so alike in float32."""
-    worse = -1.0
-    better = np.nextafter(worse, 0.0)
+    """The child of node 1 scores -2.0, its sibling, which a tie would prefer, a last bit less."""
+    log_probs = np.array([[[-1.0, np.nextafter(-2.0, -3.0)], [-1.0, -9.0]]])
     tokens = np.arange(4).reshape(1, 2, 2)
-    log_probs = np.array([[[better, -9.0], [worse - better, -9.0]]])
-    log_probs[0, 0, 1] = np.nextafter(log_probs[0, 0, 0] + log_probs[0, 1, 0], 0.0)
+    assert build_tree(0, tokens[0], log_probs[0], 2, False).parents.tolist() == [-1, 0, 1]
     check_expand_tree(operators, tokens, log_probs, 2, seed_chain=False)
 
 
