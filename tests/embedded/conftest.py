@@ -21,10 +21,12 @@ from prometheus_client import CollectorRegistry
 
 from longleaf.embedded.kv_pool import KvPool
 from longleaf.embedded.load import DEFAULT_MODELS, LoadedModels, load_models
+from longleaf.embedded.model_set import Models
 from longleaf.embedded.options import EngineOptions, SpeculativeAlgorithm, SpeculativeOptions
 from longleaf.embedded.recorder import Recorder
 from longleaf.embedded.request import GenerationRequest, StepEvent, join
 from longleaf.embedded.scheduler import Scheduler
+from longleaf.embedded.target import Segment
 from longleaf.metrics import EngineMetrics
 
 # A busy machine must not fail a test, and neither must luck.
@@ -37,13 +39,16 @@ MODELS = Path(os.environ.get("LONGLEAF_TEST_MODELS", DEFAULT_MODELS))
 class Bench:
     """A scheduler driven by hand, and the events of every request."""
 
-    def __init__(self, scheduler: Scheduler, registry: CollectorRegistry) -> None:
+    def __init__(self, scheduler: Scheduler, models: Models, registry: CollectorRegistry) -> None:
         self.scheduler = scheduler
+        self.models = models
         self.registry = registry
+        self.requests: dict[str, GenerationRequest] = {}
         self.events: dict[str, list[StepEvent]] = {}
 
     def add(self, request: GenerationRequest) -> None:
         events = self.events.setdefault(request.rid, [])
+        self.requests.setdefault(request.rid, request)
         self.scheduler.add(request, events.append)
 
     def run(self, limit: int = 5000) -> None:
@@ -60,6 +65,9 @@ class Bench:
         self.run()
         return [self.answer(request.rid) for request in requests]
 
+    def has_ended(self, rid: str) -> bool:
+        return any(event.finish is not None for event in self.events[rid])
+
     def answer(self, rid: str) -> StepEvent:
         events = self.events[rid]
         whole = events[0]
@@ -68,6 +76,28 @@ class Bench:
         assert whole.finish is not None, f"{rid} has not ended"
         assert sum(event.finish is not None for event in events) == 1
         return whole
+
+    def check_cached_rows(self, rid: str) -> int:
+        """Assert that the cache holds, for the tokens of ``rid``, the rows that one fresh pass over
+        them computes; how many rows there are.
+        """
+        request, models = self.requests[rid], self.models
+        tokens = np.array([*request.prompt, *self.answer(rid).tokens])
+        kind = "draft" if request.speculative else "plain"
+        slots = self.scheduler.memory.cache.match(tokens, f"{kind}:{request.cache_salt}").slots
+        rows = np.arange(len(slots))
+        if not len(rows):
+            return 0
+        drafter = models.drafter if request.speculative else None
+        config = None if drafter is None else drafter.config
+        fresh = KvPool(models.target.config, config, len(rows))
+        output = models.target.forward([Segment(tokens[rows], rows, rows, rows[:0])], fresh)
+        if drafter is not None:
+            drafter.extend(output.features, rows, rows, fresh)
+        for held, computed in zip(models.pool.arrays(), fresh.arrays(), strict=True):
+            if computed.size:
+                np.testing.assert_allclose(held[..., slots, :], computed, rtol=1e-3, atol=1e-3)
+        return len(rows)
 
     def owners(self) -> tuple[int, int, int]:
         """Slots used by requests, cached, free: counted slot by slot."""
@@ -126,7 +156,7 @@ def make_bench(
         recorder = Recorder(EngineMetrics(registry))
         options = replace(engine_options, speculative=speculative or SpeculativeOptions())
         models = edit(fresh(**limits))
-        bench = Bench(models.scheduler(options, recorder), registry)
+        bench = Bench(models.scheduler(options, recorder), models.models, registry)
         made.append(bench)
         return bench
 

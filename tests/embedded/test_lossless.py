@@ -6,10 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from longleaf.ddtree import SamplingParams
+from longleaf.ddtree import SamplingParams, draw, target_distribution
+from longleaf.embedded.kv_pool import KvPool
 from longleaf.embedded.load import LoadedModels
 from longleaf.embedded.options import SpeculativeOptions
 from longleaf.embedded.request import GenerationRequest
+from longleaf.embedded.sampling import position_uniforms
+from longleaf.embedded.target import Segment
 
 from .conftest import Bench, MakeBench
 
@@ -50,6 +53,26 @@ def test_speculation_changes_no_token(
         )
         assert answers(bench, plain) == answers(bench, drafted)
         assert len(bench.answer(plain.rid).tokens) == 40
+
+
+@pytest.mark.parametrize("speculative", [False, True])
+def test_a_seeded_answer_is_drawn_by_its_positions(
+    make_bench: MakeBench, ask: Ask, speculative: bool
+) -> None:
+    """The token at a position is the target's distribution there, drawn with its uniform."""
+    bench = make_bench()
+    hot = SamplingParams(temperature=2.5, top_p=0.98, top_k=500)
+    request = ask(PROMPTS[0], sampling=hot, seed=3, max_tokens=12, speculative=speculative)
+    (tokens,) = answers(bench, request)
+    target = bench.models.target
+    text = np.array([*request.prompt, *tokens])
+    rows = np.arange(len(text))
+    pool = KvPool(target.config, None, len(text))
+    logits = target.logits(target.forward([Segment(text, rows, rows, rows[:0])], pool).hidden)
+    for position in range(len(request.prompt), len(text)):
+        probs = target_distribution(logits[position - 1], hot)
+        uniform = position_uniforms(request.seed, position, 1)[0]
+        assert draw(probs, float(uniform)) == text[position]
 
 
 def test_an_engine_without_drafter_agrees(
@@ -95,6 +118,8 @@ def test_a_cached_prefix_skips_prefill_and_changes_nothing(make_bench: MakeBench
     computed = bench.scheduler.snapshot().total_prefill_uncached_tokens - before
     assert computed == len(second.prompt) - shared
     assert bench.answer(second.rid).usage.cached_tokens == shared
+    total = len(first.prompt) + len(second.prompt)
+    assert bench.scheduler.snapshot().cache_hit_rate == shared / total
     assert cached == answers(make_bench(), ask(document + "Two"))
     # The draft K/V came from the cache as well: the tree is accepted as without it.
     fresh_stats = make_bench().complete(ask(document + "Two"))[0].usage.spec

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 
 from longleaf.ddtree import SamplingParams
+from longleaf.embedded.drafter import Drafter
 from longleaf.embedded.kv_pool import KvPool
 from longleaf.embedded.load import LoadedModels
 from longleaf.embedded.options import SchedulerOptions, SpeculativeOptions
 from longleaf.embedded.request import Finish, FinishKind, GenerationRequest
 from longleaf.embedded.slots import SlotError
-from longleaf.embedded.target import Segment, Target, TargetOutput
+from longleaf.embedded.target import I64, Segment, Target, TargetOutput
+from longleaf.embedded.weights import F32
 
 from .conftest import MakeBench
 
@@ -39,6 +41,19 @@ class FaultyTarget(Target):
                 output.hidden[start:end] = np.nan
             start = end
         return output
+
+
+class FaultyDrafter(Drafter):
+    """The drafter, but its K/V cannot be extended at or past a position."""
+
+    def __init__(self, real: Drafter, limit: int) -> None:
+        self.__dict__.update(real.__dict__)
+        self.limit = limit
+
+    def extend(self, features: F32, positions: I64, slots: I64, pool: KvPool) -> None:
+        if positions[-1] >= self.limit:
+            raise RuntimeError("no draft K/V")
+        super().extend(features, positions, slots, pool)
 
 
 def faulty(nan: bool = False, poison: int = POISON) -> Callable[[LoadedModels], LoadedModels]:
@@ -88,6 +103,17 @@ def test_a_long_prompt_does_not_stop_a_running_answer(make_bench: MakeBench, ask
         seen += 1
     assert bench.scheduler.snapshot().total_prefill_uncached_tokens == 3 + 320
     bench.run()
+
+
+def test_prompts_share_the_chunk_of_a_step(make_bench: MakeBench, ask: Ask) -> None:
+    bench = make_bench(chunked_prefill_size=32)
+    for first in (1, 2, 3):
+        bench.add(ask([first, *range(100, 119)], max_tokens=2))
+    computed = []
+    while not bench.scheduler.idle:
+        bench.scheduler.step()
+        computed.append(bench.scheduler.snapshot().total_prefill_uncached_tokens)
+    assert computed[:2] == [32, 60]
 
 
 def test_an_abort_frees_everything_before_the_next_step(make_bench: MakeBench, ask: Ask) -> None:
@@ -142,6 +168,74 @@ def test_a_full_pool_makes_requests_wait(make_bench: MakeBench, ask: Ask) -> Non
     assert waited
     for request in requests:
         assert len(bench.answer(request.rid).tokens) == 60
+
+
+def test_first_come_is_first_served_however_tight_the_pool(make_bench: MakeBench, ask: Ask) -> None:
+    """Six equal answers that do not fit together end in the order in which they came."""
+    bench = make_bench(max_total_tokens=160, decode_headroom=0)
+    requests = [ask([first] * 10, max_tokens=60, speculative=False) for first in range(1, 7)]
+    for request in requests:
+        bench.add(request)
+    ended: list[str] = []
+    retracted = 0
+    while not bench.scheduler.idle:
+        bench.scheduler.step()
+        retracted += bench.scheduler.snapshot().num_retracted_reqs
+        ended += [r.rid for r in requests if r.rid not in ended and bench.has_ended(r.rid)]
+    assert retracted > 0
+    assert ended == [request.rid for request in requests]
+    assert {bench.answer(r.rid).usage.cached_tokens for r in requests} == {0}
+
+
+def test_a_running_answer_is_not_given_up_for_a_newer_prompt(
+    make_bench: MakeBench, ask: Ask
+) -> None:
+    """The prompt's last chunks find that the answer has grown into their room: they wait."""
+    bench = make_bench(max_total_tokens=104, decode_headroom=0, chunked_prefill_size=8)
+    older = ask([1] * 8, max_tokens=60, speculative=False)
+    newer = ask(list(range(100, 190)), max_tokens=5, speculative=False)
+    bench.add(older)
+    bench.scheduler.step()
+    bench.add(newer)
+    retracted = 0
+    while not bench.has_ended(older.rid):
+        seen = len(bench.events[older.rid])
+        bench.scheduler.step()
+        assert len(bench.events[older.rid]) == seen + 1
+        retracted += bench.scheduler.snapshot().num_retracted_reqs
+    assert retracted > 0
+    bench.run()
+    assert len(bench.answer(newer.rid).tokens) == 5
+
+
+def test_headroom_keeps_answers_from_being_retracted(make_bench: MakeBench, ask: Ask) -> None:
+    """Each answer may need 70 slots, and a tree as many again as its budget and root."""
+    bench = make_bench(SpeculativeOptions(budget=4), max_total_tokens=160, decode_headroom=60)
+    for first in range(1, 5):
+        bench.add(ask([first] * 10, max_tokens=60))
+    most = 0
+    while not bench.scheduler.idle:
+        bench.scheduler.step()
+        snapshot = bench.scheduler.snapshot()
+        most = max(most, snapshot.num_running_reqs)
+        assert snapshot.num_retracted_reqs == 0
+    assert most == 2
+
+
+def test_a_retracted_request_keeps_its_rows_while_there_is_room(
+    make_bench: MakeBench, ask: Ask
+) -> None:
+    bench = make_bench(max_total_tokens=128, decode_headroom=0)
+    for first in (1, 2):
+        bench.add(ask([first] * 20, max_tokens=80, speculative=False))
+    while not bench.scheduler.snapshot().num_retracted_reqs:
+        bench.scheduler.step()
+    used, cached, free = bench.owners()
+    # Both have grown alike, and the pool was full: what the newer one had is cached, not lost.
+    assert 60 <= used <= 66
+    assert 60 <= cached <= 66
+    assert free <= 2
+    bench.run()
 
 
 def test_the_longest_request_that_is_accepted_runs(make_bench: MakeBench, ask: Ask) -> None:
@@ -269,6 +363,33 @@ def test_a_request_that_fails_while_decoding(make_bench: MakeBench, ask: Ask) ->
     assert [event.tokens for event in answers[1:]] == [event.tokens for event in expected[1:]]
 
 
+def test_rows_without_draft_kv_are_not_cached(make_bench: MakeBench, ask: Ask) -> None:
+    """A request that fails between its target rows and its draft rows leaves neither to others."""
+    made: list[FaultyDrafter] = []
+
+    def edit(models: LoadedModels) -> LoadedModels:
+        assert models.models.drafter is not None
+        made.append(FaultyDrafter(models.models.drafter, limit=20))
+        return replace(models, models=replace(models.models, drafter=made[0]))
+
+    bench = make_bench(edit=edit)
+    victim = bench.complete(ask([5] * 12, max_tokens=40))[0]
+    assert "no draft K/V" in error(victim.finish).message
+    made[0].limit = 10_000
+    turn = ask([5] * 12 + [*victim.tokens], max_tokens=4)
+    assert bench.complete(turn)[0].usage.cached_tokens == 12  # published when prefill was through
+    assert bench.check_cached_rows(turn.rid) == 12 + len(victim.tokens) + 3
+
+
+def test_bytes_read_are_counted_row_by_row(make_bench: MakeBench, ask: Ask) -> None:
+    """Layers times 576 floats a row; prefill reads its own rows, a step the prefix and its own."""
+    bench = make_bench(chunked_prefill_size=8)
+    bench.complete(ask(list(range(100, 120)), max_tokens=4, speculative=False))
+    rows = (8 + 16 + 20) + (21 + 22 + 23)
+    read = bench.registry.get_sample_value("longleaf_kv_read_bytes_total")
+    assert read == rows * bench.models.target.config.num_layers * 576 * 4
+
+
 def test_corrupt_accounting_is_fatal(make_bench: MakeBench, ask: Ask) -> None:
     bench = make_bench()
     bench.add(ask([5, 6, 7], max_tokens=60))
@@ -328,5 +449,5 @@ def test_random_traffic_leaks_nothing(make_bench: MakeBench, ask: Ask, seed: int
             bench.scheduler.step()
         bench.owners()
     bench.run()
-    assert all(bench.answer(rid) for rid in bench.events)
     assert bench.owners()[0] == 0
+    assert sum(bench.check_cached_rows(rid) for rid in bench.events) > 0

@@ -183,6 +183,8 @@ def test_the_drafter_window_holds(start_server: StartServer) -> None:
     drafts = found['longleaf_drafter_span_tokens_count{context_bucket="4k"}']
     window = DrafterConfig.load(MODELS / "tiny-drafter").sliding_window
     assert drafts > 0
+    # Every token but the last, which no step took as its root.
+    assert found['longleaf_kv_pool_tokens{state="cached"}'] == 1500 + 20 - 1
     assert found['longleaf_drafter_span_tokens_sum{context_bucket="4k"}'] == drafts * (window - 1)
 
 

@@ -4,6 +4,7 @@ server to read.
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from longleaf.ddtree import StepOutcome
@@ -62,9 +63,10 @@ class LoadSnapshot:
 @dataclass(slots=True)
 class LoadCounters:
     """What the scheduler adds up. ``moments``: steps, Σ batch, Σ µs, Σ batch², Σ batch·µs, Σ
-    tokens, as SGLang's.
+    tokens, as SGLang's. ``clock``: monotonic seconds.
     """
 
+    clock: Callable[[], float] = time.monotonic
     moments: list[float] = field(default_factory=lambda: [0.0] * 6)
     prefill_tokens: int = 0
     prefill_seconds: float = 0.0
@@ -93,7 +95,7 @@ class LoadCounters:
             (1.0, batch, micros, batch * batch, batch * micros, float(tokens))
         ):
             self.moments[index] += value
-        now = time.monotonic()
+        now = self.clock()
         self._window.append((now, tokens))
         self._trim(now)
 
@@ -107,7 +109,7 @@ class LoadCounters:
     @property
     def throughput(self) -> float:
         """Tokens a second over the last ten seconds."""
-        self._trim(time.monotonic())
+        self._trim(self.clock())
         return sum(tokens for _, tokens in self._window) / _WINDOW_SECONDS
 
     @property
