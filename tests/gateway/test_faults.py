@@ -1,11 +1,17 @@
 """Replicas that die, hang, refuse or talk nonsense."""
 
 import asyncio
+import contextlib
 import json
 
 import pytest
+from prometheus_client import CollectorRegistry
 
+from longleaf.gateway.replicas.client import ReplicaClient, ReplicaError
+from longleaf.gateway.replicas.exchange import Exchange
+from longleaf.gateway.replicas.replica import Replica
 from longleaf.gateway.replicas.throughput import CompletionRate
+from longleaf.metrics import GatewayMetrics
 from tests.gateway.faulty_replica import (
     DONE,
     Behaviour,
@@ -15,7 +21,7 @@ from tests.gateway.faulty_replica import (
     captured_body,
     event,
 )
-from tests.gateway.running import chat, gateway_over, running_gateway
+from tests.gateway.running import CHAT, chat, gateway_over, running_gateway
 from tests.gateway.test_requests import error_of
 
 pytestmark = pytest.mark.anyio
@@ -110,6 +116,8 @@ async def test_replica_that_refuses_connections_is_passed_over() -> None:
         for _ in range(4):
             assert (await gateway.answer(chat()))[0] == 200
         assert len(second.generations) == 4
+        # Where no connection came about, nothing runs that could be aborted.
+        assert await gateway.metric('longleaf_gateway_aborts_total{when="before_first_event"}') == 0
 
 
 @pytest.mark.parametrize(
@@ -131,6 +139,21 @@ async def test_error_when_no_other_replica_can_take_over(
         assert len(replica.generations) == 1
         assert ("retry-after" in response.headers) == (status == 503)
         assert response.headers.get("x-should-retry") == ("false" if status == 504 else None)
+
+
+@pytest.mark.parametrize("behaviour", [*BEFORE_FIRST_EVENT, cut_body, answer_captured_chat])
+async def test_an_exchange_leaves_no_count_behind(behaviour: Behaviour) -> None:
+    """``in_flight`` routes and ``waiting`` sets Retry-After: what they keep, they keep for ever."""
+    async with FaultyReplica(behaviour) as faulty:
+        client = ReplicaClient(faulty.url, 5.0, None)
+        replica = Replica(faulty.url, client, GatewayMetrics(CollectorRegistry()), 3, 2)
+        with contextlib.suppress(ReplicaError):
+            async with Exchange(replica, "0" * 32, 0.3, 0.3) as exchange:
+                assert (replica.in_flight, replica.waiting) == (1, 1)
+                await exchange.begin(CHAT, b'{"stream": true}', [])
+                assert (replica.in_flight, replica.waiting) == (1, 0)
+        assert (replica.in_flight, replica.waiting) == (0, 0)
+        await replica.close()
 
 
 async def test_attempts_are_bounded() -> None:

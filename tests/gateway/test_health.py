@@ -77,6 +77,20 @@ async def test_failed_requests_eject_a_replica_without_waiting_for_its_check() -
         assert await gateway.ready() == 0
 
 
+async def test_silence_in_mid_stream_ejects_no_replica() -> None:
+    """It may be one stuck answer of many: whether the replica lives, its health check says."""
+
+    async def fall_silent(request: Received) -> None:
+        await request.start_stream()
+        await request.chunk(event())
+        await request.until_gone()
+
+    settings = {"idle_timeout": 0.1, "unhealthy_after": 1, "health_interval": 600}
+    async with gateway_over(fall_silent, **settings) as (gateway, _):
+        assert b"stream_interrupted" in (await gateway.raw(chat(stream=True)))[1]
+        assert await gateway.ready() == 1
+
+
 async def test_answered_requests_forgive_failures() -> None:
     async def behaviour(request: Received) -> None:
         if request.json.get("user") == "reset":
@@ -101,6 +115,15 @@ async def test_replica_that_returns_smaller_is_known_as_smaller() -> None:
         await gateway.until_ready(1)
         status, body, _ = await gateway.answer(chat(max_tokens=3000))
         assert (status, error_of(body)["code"]) == (400, "context_length_exceeded")
+
+
+async def test_limits_of_a_ready_replica_are_read_again() -> None:
+    async with gateway_over(answer_captured_chat, facts_interval=0.01) as (gateway, (replica,)):
+        assert (await gateway.answer(chat(max_tokens=3000)))[0] == 200
+        replica.server_info = {"max_total_num_tokens": 1000, "max_req_input_len": 994}
+        await checks(replica, 3)
+        assert await gateway.ready() == 1
+        assert (await gateway.answer(chat(max_tokens=3000)))[0] == 400
 
 
 async def test_replica_without_limits_is_not_ready() -> None:
