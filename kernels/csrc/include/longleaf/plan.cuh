@@ -17,7 +17,8 @@ struct Item {
   int prefix_tokens;
   int prefix_tiles;
   int tiles;       // prefix and tree
-  int first_token; // the request's first row of q and tree_kv
+  int first_prefix;  // prefix tokens of the requests before
+  int first_token;   // the request's first row of tree_kv
   int nodes;
 };
 
@@ -25,7 +26,8 @@ template <int RowGroups>
 __device__ __forceinline__ Item load_item(const VerifyMlaParams& p, int request, int round) {
   constexpr int kRows = RowGroups * kRowsPerGroup;
   Item item;
-  item.prefix_tokens = __ldg(p.kv_indptr + request + 1) - __ldg(p.kv_indptr + request);
+  item.first_prefix = __ldg(p.kv_indptr + request);
+  item.prefix_tokens = __ldg(p.kv_indptr + request + 1) - item.first_prefix;
   item.prefix_tiles = (item.prefix_tokens + kTileTokens - 1) / kTileTokens;
   if (p.q_indptr) {
     item.first_token = __ldg(p.q_indptr + request);

@@ -9,6 +9,12 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// The same number, which the compiler must think new: what depends on it is computed again, not kept.
+__device__ __forceinline__ int recompute(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 // ---- register pools (warpgroups of four warps) ----
 template <int Count>
 __device__ __forceinline__ void grow_registers() {
@@ -46,9 +52,27 @@ __device__ __forceinline__ void mbar_wait(uint32_t bar, int parity) {
 // ---- copies and synchronisation ----
 __device__ __forceinline__ void bulk_copy(uint32_t to, const void* from, int bytes, uint32_t bar) {
   asm volatile(
-      "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(to), "l"(from), "r"(bytes), "r"(bar)
+      "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          to),
+      "l"(from), "r"(bytes), "r"(bar)
       : "memory");
+}
+// Rows of a tensor map of boxes of whole rows, from row `row` on.
+__device__ __forceinline__ void tensor_copy(uint32_t to, const void* map, int row, uint32_t bar) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %3, %4}], [%2];" ::"r"(to),
+      "l"(map), "r"(bar), "r"(0), "r"(row)
+      : "memory");
+}
+__device__ __forceinline__ void prefetch_tensor_map(const void* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+__device__ __forceinline__ void copy_16(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
 }
 __device__ __forceinline__ bool elect_one() {
   uint32_t elected;
@@ -111,6 +135,14 @@ __device__ __forceinline__ uint2 load_shared2(uint32_t address) {
 __device__ __forceinline__ float2 load_shared_f2(uint32_t address) {
   float2 x;
   asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");
+  return x;
+}
+__device__ __forceinline__ uint4 load_shared4(uint32_t address) {
+  uint4 x;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(address)
+               : "memory");
   return x;
 }
 __device__ __forceinline__ float4 load_shared_f4(uint32_t address) {

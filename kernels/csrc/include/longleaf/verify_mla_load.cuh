@@ -8,6 +8,7 @@ namespace longleaf {
 
 constexpr int kRowsPerLoadWarp = kTileTokens / kLoadWarps;
 constexpr int kTilesPerIndexLoad = 32 / kRowsPerLoadWarp;
+static_assert(kRowsPerLoadWarp == kRowsPerBox);
 
 // The pool slot of a prefix token: one load, issued well before its use.
 __device__ __forceinline__ int load_index(const VerifyMlaParams& p, int first_entry, int token) {
@@ -25,33 +26,34 @@ __device__ __forceinline__ void load_role(const VerifyMlaParams& p, const PlanSt
   RingCursor<L::kSlots> ring;
   const int row = warp * kRowsPerLoadWarp;  // first of this warp's rows in a tile
 
-  // Waits for the slot, announces `bytes` a row; then copy() fills it.
   auto open_slot = [&] {
     ptx::mbar_wait(shared + L::kEmpty + 8 * ring.slot, ring.parity ^ 1);
     return shared + L::kRing + ring.slot * kSlotBytes;
   };
-  // Rows of q or tree_kv: contiguous, bf16; past the last one the last one again (finite, unused).
-  auto load_rows = [&](const uint16_t* source, int first, int last) {
-    const uint32_t to = open_slot();
-    const uint32_t full = shared + L::kFull + 8 * ring.slot;
+  // Consecutive rows from `first` on; those past the request's are another's or zeros, and unused.
+  auto load_rows = [&](const TensorMap& map, int first) {
+    const uint32_t to = open_slot(), full = shared + L::kFull + 8 * ring.slot;
     if (ptx::elect_one()) {
-      ptx::mbar_arrive_expect(full, kRowsPerLoadWarp * kBf16RowBytes);
-#pragma unroll
-      for (int i = 0; i < kRowsPerLoadWarp; ++i) {
-        const size_t from = static_cast<size_t>(min(first + row + i, last)) * kRowDim;
-        ptx::bulk_copy(to + (row + i) * kBf16Stride, source + from, kBf16RowBytes, full);
-      }
+      ptx::mbar_arrive_expect(full, kRowsPerBox * kBf16RowBytes);
+      ptx::tensor_copy(to + row * kBf16RowBytes, &map, first + row, full);
     }
     __syncwarp();
     ring.advance();
   };
 
+  if (warp == 0 && ptx::elect_one()) {
+    ptx::prefetch_tensor_map(&p.q_rows);
+    ptx::prefetch_tensor_map(&p.tree_rows);
+    if (!Cache::kIsE4m3) ptx::prefetch_tensor_map(&p.pool_rows);
+  }
+  __syncwarp();
   Cursor<RowGroups> segment(p, plan, member);
   while (segment.next()) {
     const Item& item = segment.item;
     const int prefix_end = min(segment.end_tile, item.prefix_tiles);
-    // Lane i holds the slot of row i % 4 of tile i / 4 of a group of eight tiles; one group ahead.
-    const int first_entry = __ldg(p.page_indptr + segment.request);
+    // Lane i holds the slot of row i % 8 of tile i / 8 of a group of four tiles; one group ahead.
+    const int first_entry =
+        p.page_log2 == 0 ? item.first_prefix : __ldg(p.page_indptr + segment.request);
     const int lane_token = (lane / kRowsPerLoadWarp) * kTileTokens + row + lane % kRowsPerLoadWarp;
     auto group_index = [&](int tile) {
       const int token = tile * kTileTokens + lane_token;
@@ -59,10 +61,9 @@ __device__ __forceinline__ void load_role(const VerifyMlaParams& p, const PlanSt
     };
     int next_index = group_index(segment.first_tile), index = 0;
 
-    const uint16_t* queries =
-        p.q + static_cast<size_t>(item.first_token) * p.heads * kRowDim;
+#pragma unroll 1
     for (int i = 0; i < L::kQuerySlots; ++i)
-      load_rows(queries, segment.first_row + i * kTileTokens, item.nodes * p.heads - 1);
+      load_rows(p.q_rows, item.first_token * p.heads + segment.first_row + i * kTileTokens);
 
     int tile = segment.first_tile;
     for (int in_group = 0; tile < prefix_end; ++tile, ++in_group) {
@@ -71,27 +72,30 @@ __device__ __forceinline__ void load_role(const VerifyMlaParams& p, const PlanSt
         next_index = group_index(tile + kTilesPerIndexLoad);
       }
       const int source_lane = (in_group % kTilesPerIndexLoad) * kRowsPerLoadWarp;
-      int slots[kRowsPerLoadWarp];  // warp-uniform, so that the copies need no loop over lanes
+      const uint32_t to = open_slot(), full = shared + L::kFull + 8 * ring.slot;
+      const bool elected = ptx::elect_one();
+      if (elected)
+        ptx::mbar_arrive_expect(
+            full, kRowsPerLoadWarp * (Cache::kIsE4m3 ? kE4m3RowBytes : kBf16RowBytes));
 #pragma unroll
-      for (int i = 0; i < kRowsPerLoadWarp; ++i)
-        slots[i] = __shfl_sync(~0u, index, source_lane + i);
-      const uint32_t to = open_slot();
-      const uint32_t full = shared + L::kFull + 8 * ring.slot;
-      if (ptx::elect_one()) {
-        ptx::mbar_arrive_expect(full, kRowsPerLoadWarp * Cache::kRowBytes);
-#pragma unroll
-        for (int i = 0; i < kRowsPerLoadWarp; ++i)
-          ptx::bulk_copy(to + (row + i) * Cache::kStride,
+      for (int i = 0; i < kRowsPerLoadWarp; ++i) {
+        // Warp-uniform, so that the copy needs no loop over lanes.
+        const int slot = __shfl_sync(~0u, index, source_lane + i);
+        if (!elected) continue;
+        if constexpr (Cache::kIsE4m3) {
+          ptx::bulk_copy(to + (row + i) * kE4m3Stride,
                          static_cast<const char*>(p.kv_pool) +
-                             static_cast<size_t>(static_cast<unsigned>(slots[i])) * Cache::kRowBytes,
-                         Cache::kRowBytes, full);
+                             static_cast<size_t>(static_cast<unsigned>(slot)) * kE4m3RowBytes,
+                         kE4m3RowBytes, full);
+        } else {
+          ptx::tensor_copy(to + (row + i) * kBf16RowBytes, &p.pool_rows, slot, full);
+        }
       }
       __syncwarp();
       ring.advance();
     }
     for (; tile < segment.end_tile; ++tile)
-      load_rows(p.tree_kv + static_cast<size_t>(item.first_token) * kRowDim,
-                (tile - item.prefix_tiles) * kTileTokens, item.nodes - 1);
+      load_rows(p.tree_rows, item.first_token + (tile - item.prefix_tiles) * kTileTokens);
   }
 }
 
