@@ -168,6 +168,7 @@ class ScoreWarp {
 #pragma unroll
       for (int k = 0; k < kSteps; ++k) {
         if (k + kAhead < kSteps) load_keys(keys, k + kAhead);
+        ptx::pin_loads(ring_.slot > L::kSlots);
         multiply(s, keys[k % (kAhead + 1)], k);
       }
     }
