@@ -9,6 +9,12 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// Keeps the assembler from moving loads down past this point, closer to their use: it leaves only the
+// latency of an idle memory pipe between them. `never` is false in a way that it cannot know.
+__device__ __forceinline__ void pin_loads(bool never) {
+  if (never) asm volatile("exit;");
+}
+
 // ---- register pools (warpgroups of four warps) ----
 template <int Count>
 __device__ __forceinline__ void grow_registers() {

@@ -129,6 +129,7 @@ class ScoreWarp {
       for (int k = 0; k < kSteps; ++k) {
         if (k + kAhead < kSteps)
           ptx::ldmatrix_x4(keys[(k + kAhead) % (kAhead + 1)], from + (k + kAhead) * 32);
+        ptx::pin_loads(ring_.slot > L::kSlots);
         multiply(s, keys[k % (kAhead + 1)], k);
       }
     } else if (!is_tree) {
