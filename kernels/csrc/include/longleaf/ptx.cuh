@@ -5,6 +5,10 @@
 
 namespace longleaf::ptx {
 
+__device__ __forceinline__ uint8_t* dynamic_shared() {
+  extern __shared__ __align__(128) uint8_t memory[];
+  return memory;
+}
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
