@@ -156,7 +156,7 @@ def _check_lengths(
     tokens, heads, _ = q.shape
     check_range("heads", heads, 1, MAX_HEADS)
     check_tensor("kv_indptr", kv_indptr, torch.int32, ["batch + 1"], device)
-    batch = kv_indptr.shape[0] - 1
+    batch: int = kv_indptr.shape[0] - 1
     check_range("batch", batch, 1, MAX_BATCH)
     if q_indptr is None:
         if tokens == 0 or tokens % batch:
@@ -184,7 +184,7 @@ def _check_tensors(
     nodes: int,
 ) -> None:
     paged = kv_pool.dim() == 3
-    shape = ["pages", PAGE_SIZES[1], ROW_DIM] if paged else ["slots", ROW_DIM]
+    shape: list[int | str] = ["pages", PAGE_SIZES[1], ROW_DIM] if paged else ["slots", ROW_DIM]
     check_tensor("kv_pool", kv_pool, _POOL_TYPES, shape, q.device)
     check_tensor("kv_indices", kv_indices, (torch.int32, torch.int64), ["n"], q.device)
     check_tensor("tree_kv", tree_kv, torch.bfloat16, [q.shape[0], ROW_DIM], q.device)

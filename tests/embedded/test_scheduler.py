@@ -87,6 +87,8 @@ def test_running_requests_are_limited(make_bench: MakeBench, ask: Ask) -> None:
     bench.scheduler.step()
     snapshot = bench.scheduler.snapshot()
     assert (snapshot.num_running_reqs, snapshot.num_waiting_reqs) == (2, 3)
+    assert snapshot.num_waiting_uncached_tokens == 3
+    assert snapshot.num_total_tokens == snapshot.num_used_tokens + 3
     bench.run()
 
 
@@ -320,6 +322,49 @@ def test_stops(make_bench: MakeBench, ask: Ask, loaded: LoadedModels) -> None:
         assert answer.finish == Finish(FinishKind.STOP, matched=stop)
         assert answer.tokens == full.tokens[: len(answer.tokens)]
         assert answer.usage.completion_tokens == len(answer.tokens)
+
+
+def test_an_end_token_ends_an_answer_unless_ignored(
+    make_bench: MakeBench, ask: Ask, loaded: LoadedModels
+) -> None:
+    full = make_bench().complete(ask("Once upon a time", max_tokens=40))[0]
+    end = full.tokens[20]
+
+    def edit(models: LoadedModels) -> LoadedModels:
+        return replace(models, models=replace(models.models, eos_ids=frozenset({end})))
+
+    bench = make_bench(edit=edit)
+    ended, ignored = bench.complete(
+        ask("Once upon a time", max_tokens=40, ignore_eos=False),
+        ask("Once upon a time", max_tokens=40, ignore_eos=True),
+    )
+    assert ended.tokens == full.tokens[: full.tokens.index(end) + 1]
+    assert ended.finish == Finish(FinishKind.STOP, matched=end)
+    assert ended.text == loaded.tokenizer.decode(ended.tokens[:-1])
+    assert (ignored.tokens, ignored.finish) == (full.tokens, full.finish)
+
+
+@pytest.mark.parametrize(
+    ("options", "max_tokens", "drafted"),
+    [
+        (SpeculativeOptions(budget=16, topk=8), 40, 16),
+        (SpeculativeOptions(budget=16, topk=8), 3, 8),  # one depth: the bonus is the last token
+        (SpeculativeOptions(budget=16, topk=8), 2, 0),
+        (SpeculativeOptions(budget=16, topk=1), 40, 7),
+        (SpeculativeOptions(budget=16, topk=1, block=4), 40, 3),
+        (SpeculativeOptions(budget=2, topk=8), 40, 2),
+    ],
+)
+def test_trees_have_the_shape_that_is_asked_for(
+    make_bench: MakeBench, ask: Ask, options: SpeculativeOptions, max_tokens: int, drafted: int
+) -> None:
+    bench = make_bench(options)
+    request = ask([5, 6, 7], max_tokens=max_tokens)
+    bench.add(request)
+    bench.scheduler.step()  # prefill, then one decode step
+    assert bench.events[request.rid][-1].usage.spec.proposed_drafts == drafted
+    assert bench.events[request.rid][-1].usage.spec.steps == 1
+    bench.run()
 
 
 def test_text_is_the_tokens_text(make_bench: MakeBench, ask: Ask, loaded: LoadedModels) -> None:

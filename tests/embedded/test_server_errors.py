@@ -1,8 +1,11 @@
 """Every bad input gets a clear error in SGLang's words and shape, and the server goes on."""
 
 import json
+import os
+import re
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,6 +162,32 @@ def test_longer_than_the_context(server: ServerProcess, stream: bool) -> None:
         f"8190 tokens for the completion. Please reduce the number of tokens in the input messages "
         f"or the completion to fit within the limit."
     )
+
+
+def test_much_longer_than_the_context_is_refused_without_tokenizing(server: ServerProcess) -> None:
+    """20 MB that would take the tokenizer a minute and a gigabyte: its size alone tells."""
+    text = "a " * 10_000_000
+    pid = server.process.pid
+    before = resident_bytes(pid)
+    bodies = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": text}]},
+        "/v1/completions": {"prompt": text},
+        "/tokenize": {"prompt": text},
+    }
+    for path, body in bodies.items():
+        reply = server.post(path, body)
+        assert reply.status == 400
+        assert re.search(
+            r"The input \(at least \d+ tokens\) is longer than the model's context length "
+            r"\(8192 tokens\)",
+            reply.json["message"],
+        )
+    assert resident_bytes(pid) - before < 400e6
+
+
+def resident_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_longer_than_the_pool(server: ServerProcess) -> None:

@@ -86,6 +86,17 @@ async def test_count_is_asked_with_the_request_itself() -> None:
         assert await gateway.metric(COUNTED) == 1
 
 
+async def test_a_field_of_the_other_route_does_not_count() -> None:
+    async with gateway_over(answer_captured_chat) as (gateway, (replica,)):
+        assert (await gateway.answer(chat(prompt=[1] * 30000)))[0] == 200
+        assert replica.generations[0].json["prompt"] == [1] * 30000
+        for odd in ("x", 5, [5]):
+            request: dict[str, object] = {"model": "tiny", "prompt": "hi", "messages": odd}
+            status, _, _ = await gateway.answer(request, "/v1/completions")
+            assert status == 200
+            assert replica.generations[-1].json["messages"] == odd
+
+
 async def test_prompt_of_token_ids_is_counted_here() -> None:
     async with gateway_over(answer_captured_chat) as (gateway, (replica,)):
         request: dict[str, object] = {"model": "tiny", "prompt": [7] * 4090}

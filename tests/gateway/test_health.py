@@ -26,6 +26,20 @@ async def test_live_without_replicas_ready_only_with_one() -> None:
             await gateway.until_ready(1)
 
 
+async def test_one_success_is_enough_the_first_time() -> None:
+    async with gateway_over(answer_captured_chat, healthy_after=1000) as (gateway, _):
+        assert await gateway.ready() == 1
+
+
+async def test_a_replica_that_is_away_is_asked_more_often() -> None:
+    async with FaultyReplica() as replica:
+        replica.health_status = 503
+        async with running_gateway(replica.url, health_interval=600) as gateway:
+            await checks(replica, 3)
+            replica.health_status = 200
+            await gateway.until_ready(1)
+
+
 async def checks(replica: FaultyReplica, count: int) -> None:
     """Return after that many further health checks have begun, so one less has ended."""
     seen = replica.health_checks

@@ -143,6 +143,16 @@ async def test_gateway_and_engine_count_the_same_tokens(engine: Engine, model: s
             await client.chat.completions.create(model=model, messages=ASK, max_tokens=room + 1)
 
 
+async def test_what_only_the_engine_refuses_is_named_too(engine: Engine, model: str) -> None:
+    wizard: Any = [{"role": "wizard", "content": "hi"}]
+    async with served(engine) as (_, client):
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.chat.completions.create(model=model, messages=wizard)
+        assert caught.value.param == "messages[0].role"
+        assert "messages[0].role: Input should be 'system', 'developer'" in caught.value.message
+        assert "validation error" not in caught.value.message
+
+
 async def test_wrong_parameter_is_a_bad_request_with_its_name(engine: Engine, model: str) -> None:
     async with served(engine) as (_, client):
         with pytest.raises(openai.BadRequestError) as caught:

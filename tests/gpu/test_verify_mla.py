@@ -2,13 +2,15 @@
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
+
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA GPU", allow_module_level=True)
 
-from longleaf_kernels.verify import WorkSplit, verify_mla, verify_workspace  # noqa: E402
-
-from tests.gpu.verify_cases import (  # noqa: E402
+from longleaf_kernels.verify import WorkSplit, verify_mla, verify_workspace
+from tests.gpu.verify_cases import (
     SCALE,
     SPARE_SLOTS,
     Case,
@@ -141,6 +143,8 @@ def test_graph_replays_with_other_lengths(workspace: torch.Tensor) -> None:
     assert isinstance(pool_rows, torch.Tensor)
     slots = torch.cat(case.prefix_slots)
     indptr, indices = (case.arguments[name] for name in ("kv_indptr", "kv_indices"))
+    assert isinstance(indptr, torch.Tensor)
+    assert isinstance(indices, torch.Tensor)
     out = torch.empty((27, 8, 512), dtype=torch.bfloat16, device=DEVICE)
     arguments = dict(case.arguments, scale=SCALE, workspace=workspace, out=out)
     verify_mla(**arguments)

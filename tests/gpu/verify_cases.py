@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from longleaf_kernels.verify import LATENT_DIM, ROW_DIM, WorkSplit, verify_mla
 from torch import Tensor
+
+from longleaf_kernels.verify import LATENT_DIM, ROW_DIM, WorkSplit, verify_mla
 
 SCALE = 192**-0.5
 SPARE_SLOTS = 777

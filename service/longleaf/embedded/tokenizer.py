@@ -26,6 +26,7 @@ class Tokenizer:
         self.special_ids = special
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         self._bytes = _bytes_by_id(tokenizer, self.vocab_size)
+        self.longest_token_bytes: int = max(map(len, self._bytes))
 
     @classmethod
     def load(cls, directory: Path) -> "Tokenizer":

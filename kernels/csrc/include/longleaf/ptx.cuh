@@ -5,6 +5,11 @@
 
 namespace longleaf::ptx {
 
+// Aligned to the copy engine's swizzle pattern.
+__device__ __forceinline__ uint8_t* dynamic_shared() {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  return memory;
+}
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }

@@ -15,7 +15,7 @@ template <int RowGroups, class Cache>
 __global__ void __launch_bounds__(kThreads, 1)
     verify_mla_kernel(const __grid_constant__ VerifyMlaParams p) {
   using L = Layout<RowGroups>;
-  extern __shared__ __align__(1024) uint8_t memory[];
+  uint8_t* memory = ptx::dynamic_shared();
   const uint32_t shared = ptx::shared_address(memory);
   PlanStart& plan = *reinterpret_cast<PlanStart*>(memory + L::kPlan);
   // Through a shuffle, so that the compiler knows the warp's number to be uniform.

@@ -36,6 +36,8 @@ def generation_routes(service: Service) -> APIRouter:
     tokenizer = service.loaded.tokenizer
     context_length = service.loaded.info.context_length
     limit = service.server.max_body_bytes
+    prompts = PromptEncoder(tokenizer, context_length)
+    encode, encode_chat = prompts.encode, prompts.encode_chat
 
     @router.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
@@ -43,7 +45,7 @@ def generation_routes(service: Service) -> APIRouter:
         body = await read_body(request, ChatBody, limit)
         max_tokens = check_chat(body, context_length)
         top = (body.top_logprobs or 0) if body.logprobs else None
-        prompt = await _encode_chat(tokenizer, body.messages, body.chat_template_kwargs)
+        prompt = await encode_chat(body.messages, body.chat_template_kwargs)
         generation = generation_request(body, prompt, max_tokens, top, service.loaded.sampling)
         check_lengths(len(prompt), max_tokens, context_length)
         renderer = ChatRenderer(body, generation, tokenizer)
@@ -54,7 +56,7 @@ def generation_routes(service: Service) -> APIRouter:
         service.check_open()
         body = await read_body(request, CompletionBody, limit)
         given = check_completion(body, service.loaded.info.vocab_size)
-        prompt = await _encode(tokenizer, given) if isinstance(given, str) else given
+        prompt = await encode(given) if isinstance(given, str) else given
         generation = generation_request(
             body, prompt, body.max_tokens, body.logprobs, service.loaded.sampling
         )
@@ -78,13 +80,13 @@ def generation_routes(service: Service) -> APIRouter:
         if body.messages is not None:
             if not body.messages:
                 raise ApiError("Messages cannot be empty.")
-            tokens = await _encode_chat(tokenizer, body.messages, body.chat_template_kwargs)
+            tokens = await encode_chat(body.messages, body.chat_template_kwargs)
             count = len(tokens)
         elif isinstance(body.prompt, list):
-            rows = [await _encode(tokenizer, text, body.add_special_tokens) for text in body.prompt]
+            rows = [await encode(text, body.add_special_tokens) for text in body.prompt]
             tokens, count = rows, [len(row) for row in rows]
         else:
-            tokens = await _encode(tokenizer, body.prompt or "", body.add_special_tokens)
+            tokens = await encode(body.prompt or "", body.add_special_tokens)
             count = len(tokens)
         return {"tokens": tokens, "count": count, "max_model_len": context_length}
 
@@ -104,18 +106,37 @@ def generation_routes(service: Service) -> APIRouter:
     return router
 
 
-async def _encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool = True) -> list[int]:
-    if len(text) < _INLINE_CHARACTERS:
-        return tokenizer.encode(text, add_special_tokens)
-    return await anyio.to_thread.run_sync(tokenizer.encode, text, add_special_tokens)
+class PromptEncoder:
+    """Tokenizes prompts away from the event loop, and only those that can fit the context.
 
+    The tokenizer holds the interpreter for seconds and gigabytes on a prompt of many megabytes, so
+    one that is too long by its size alone (a token stands for at most so many bytes) is refused.
+    """
 
-async def _encode_chat(
-    tokenizer: Tokenizer, messages: Sequence[Message], variables: dict[str, Any]
-) -> list[int]:
-    plain = [message.model_dump() for message in messages]
-    try:
-        text = tokenizer.render_chat(plain, variables)
-    except TemplateError as error:
-        raise ApiError(str(error)) from error
-    return await _encode(tokenizer, text, add_special_tokens=False)
+    def __init__(self, tokenizer: Tokenizer, context_length: int) -> None:
+        self._tokenizer = tokenizer
+        self._context_length = context_length
+
+    async def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of ``text``; ``ApiError`` where its size alone shows that it is too long."""
+        if len(text) < _INLINE_CHARACTERS:
+            return self._tokenizer.encode(text, add_special_tokens)
+        size = len(text.encode("utf-8", errors="replace"))
+        fewest = -(-size // self._tokenizer.longest_token_bytes)
+        if fewest >= self._context_length:
+            raise ApiError(
+                f"The input (at least {fewest} tokens) is longer than the model's context length "
+                f"({self._context_length} tokens)."
+            )
+        return await anyio.to_thread.run_sync(self._tokenizer.encode, text, add_special_tokens)
+
+    async def encode_chat(
+        self, messages: Sequence[Message], variables: dict[str, Any]
+    ) -> list[int]:
+        """Ids of the prompt that the chat template makes of ``messages``."""
+        plain = [message.model_dump() for message in messages]
+        try:
+            text = self._tokenizer.render_chat(plain, variables)
+        except TemplateError as error:
+            raise ApiError(str(error)) from error
+        return await self.encode(text, add_special_tokens=False)

@@ -52,7 +52,9 @@ class Relay:
 
     async def demand(self, call: Call) -> Demand:
         """What the call asks for; raises where no replica knows the model or could ever hold it."""
-        fields = call.body.fields
+        chat = call.path.endswith("/chat/completions")
+        unknown = "prompt" if chat else "messages"  # the other route's field means nothing here
+        fields = {name: value for name, value in call.body.fields.items() if name != unknown}
         model = str(fields["model"])
         told = [replica for replica in self.registry.replicas if replica.facts is not None]
         serving = [

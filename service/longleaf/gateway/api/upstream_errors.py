@@ -25,7 +25,8 @@ _TOO_LONG = re.compile(
     r"|max_(completion_)?tokens is too large"
 )
 _QUEUE_FULL = re.compile(r"queue is full|queue full|higher priority")
-_LOCATION = re.compile(r"'loc': \('body', '(\w+)'[^)]*\), 'msg': '([^']*)'")
+_LOCATION = re.compile(r"""'loc': \('body', ('\w+'[^)]*)\), 'msg': (?:'([^']*)'|"([^"]*)")""")
+_STEP = re.compile(r"'(\w+)'|(\d+)")
 _FIRST_WORD = re.compile(r"\w+")
 
 
@@ -75,7 +76,11 @@ def _named_parameter(
     """
     located = _LOCATION.search(message)
     if located is not None:
-        return f"{located.group(1)}: {located.group(2)}", located.group(1)
+        name = "".join(
+            f".{field}" if field else f"[{index}]"
+            for field, index in _STEP.findall(located.group(1))
+        ).lstrip(".")
+        return f"{name}: {located.group(2) or located.group(3)}", name
     clean = message.split("\n\n  File ", 1)[0]
     param = error.get("param")
     if isinstance(param, str):
