@@ -7,6 +7,7 @@ of status 200. Until then another replica may be tried and the client sees nothi
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -38,6 +39,11 @@ class Call:
     headers: list[tuple[str, str]]
     record: RequestRecord
 
+    def fields(self) -> dict[str, Any]:
+        """The body's fields less the other route's prompt, which means nothing on this one."""
+        foreign = "prompt" if self.path.endswith("/chat/completions") else "messages"
+        return {name: value for name, value in self.body.fields.items() if name != foreign}
+
 
 @dataclass(frozen=True, slots=True)
 class Relay:
@@ -52,9 +58,7 @@ class Relay:
 
     async def demand(self, call: Call) -> Demand:
         """What the call asks for; raises where no replica knows the model or could ever hold it."""
-        chat = call.path.endswith("/chat/completions")
-        unknown = "prompt" if chat else "messages"  # the other route's field means nothing here
-        fields = {name: value for name, value in call.body.fields.items() if name != unknown}
+        fields = call.fields()
         model = str(fields["model"])
         told = [replica for replica in self.registry.replicas if replica.facts is not None]
         serving = [
@@ -188,7 +192,7 @@ class RelayResponse(Response):
             head = await exchange.begin(call.path, body, call.headers)
             if head.error is not None:
                 replica.count_error("refused")
-                raise from_replica(head.error, head.status, call.body.fields, replica)
+                raise from_replica(head.error, head.status, call.fields(), replica)
             self._started = True
             if not head.streaming:
                 await _send_whole(send, head)
