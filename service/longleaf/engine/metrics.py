@@ -1,0 +1,125 @@
+"""Longleaf's engine families from the SGLang worker, where accepted lengths reach the CPU."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+PHASES = ("draft", "build", "verify", "accept", "compact")
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """A decode step whose result is not on the CPU yet."""
+
+    nodes: int
+    contexts: tuple[int, ...]
+    marks: list[Any] = field(default_factory=list)
+    phases: list[str] = field(default_factory=list)
+
+    def seconds(self) -> dict[str, float] | None:
+        """Return the time of each phase and their sum; None if untimed or still running."""
+        if not self.marks or not self.marks[-1].query():
+            return None
+        times: dict[str, float] = {}
+        for name, start, end in zip(self.phases, self.marks, self.marks[1:], strict=False):
+            times[name] = times.get(name, 0.0) + start.elapsed_time(end) / 1e3
+        times["total"] = self.marks[0].elapsed_time(self.marks[-1]) / 1e3
+        return times
+
+
+class PhaseClock:
+    """Times phases of sampled steps with CUDA events: two records a phase, never a wait."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._steps = 0
+        self._record: StepRecord | None = None
+
+    def start(self, record: StepRecord) -> None:
+        """Begin a step; it is timed if its turn has come."""
+        self._record = None
+        if self._every and torch.cuda.is_available():
+            if self._steps % self._every == 0:
+                self._record = record
+                self._mark()
+            self._steps += 1
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Attribute to a phase what is launched since the last one ended, or the step began."""
+        record = self._record
+        if record is not None:
+            record.phases.append(name)
+        yield
+        if record is not None:
+            self._mark()
+
+    def _mark(self) -> None:
+        assert self._record is not None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._record.marks.append(event)
+
+
+class StepLedger:
+    """Pairs each step that was launched with the result that comes back a step later."""
+
+    def __init__(self) -> None:
+        self._pending: deque[StepRecord] = deque()
+
+    def launched(self, record: StepRecord) -> None:
+        """Note a step, in the order of launching."""
+        self._pending.append(record)
+
+    def settle(self, requests: int) -> StepRecord | None:
+        """Return the oldest step of that many requests, dropping older ones that never ended."""
+        while self._pending:
+            record = self._pending.popleft()
+            if len(record.contexts) == requests:
+                return record
+        return None
+
+
+class EngineObserver:
+    """Observes the engine families. On rank 0 alone: what they say is the same on every rank.
+
+    Imports prometheus_client only here, in the scheduler's process, where SGLang has set
+    PROMETHEUS_MULTIPROC_DIR already: the values go to its files, and SGLang's /metrics reads them.
+    """
+
+    def __init__(self, row_bytes: int, layers: int, window: int | None, pool_tokens: int) -> None:
+        from prometheus_client import CollectorRegistry
+
+        from longleaf.metrics import EngineMetrics, context_bucket
+
+        self._families = EngineMetrics(CollectorRegistry())
+        self._bucket = context_bucket
+        self._token_bytes = row_bytes * layers
+        self._window = window
+        self._pool_tokens = pool_tokens
+
+    def observe(
+        self, record: StepRecord, accepted: Sequence[int], free_tokens: int | None = None
+    ) -> None:
+        """Observe a settled step; accepted: drafts accepted by each request."""
+        families = self._families
+        for context, drafts in zip(record.contexts, accepted, strict=True):
+            bucket = self._bucket(context)
+            families.commit_len.labels(bucket).observe(drafts + 1)
+            families.accepted_depth.labels(bucket).observe(drafts)
+            families.tree_nodes.labels(bucket).observe(record.nodes)
+            if record.nodes > 1:
+                span = context if self._window is None else min(context, self._window)
+                families.drafter_span_tokens.labels(bucket).observe(span)
+        families.kv_read_bytes.inc(sum(record.contexts) * self._token_bytes)
+        times = record.seconds()
+        if times is not None:
+            bucket = self._bucket(max(record.contexts))
+            for phase, seconds in times.items():
+                families.step_seconds.labels(phase, bucket).observe(seconds)
+        if free_tokens is not None:
+            families.kv_pool_tokens.labels("free").set(free_tokens)
