@@ -44,8 +44,10 @@ def gather_prefix(
         if request == 0:
             tl.store(indptr, 0)
     source = req_to_token + tl.load(req_pool_indices + request).to(tl.int64) * row_stride
-    for start in range(part * BLOCK, own, PARTS * BLOCK):
+    start = part * BLOCK
+    while start < own:
         token = start + tl.arange(0, BLOCK)
         inside = token < own
         slot = tl.load(source + token, mask=inside, other=0)
         tl.store(indices + first + token, slot, mask=inside)
+        start += PARTS * BLOCK
