@@ -1,0 +1,45 @@
+"""The servers of tests and benches: the tiny trained pair, and 61 layers without weights."""
+
+import os
+from pathlib import Path
+
+from ops.gpu.models import TINY_DRAFTER, TINY_TARGET, DummyDrafter, DummyTarget
+from ops.gpu.servers import Method, ServerSpec
+
+HOME = Path(os.environ.get("LONGLEAF_GPU_HOME", "/tmp/longleaf-gpu"))
+LOGS = HOME / "logs"
+TINY_CONTEXT = 20_480
+LONG_CONTEXT = 262_144
+
+
+def tiny(method: Method, name: str | None = None, nodes: tuple[int, ...] = ()) -> ServerSpec:
+    """A server of the tiny trained pair, with its own drafter's window."""
+    return ServerSpec(
+        name=name or f"tiny-{method}",
+        method=method,
+        target=TINY_TARGET,
+        drafter=TINY_DRAFTER if method.speculates else None,
+        nodes=nodes,
+        context_length=TINY_CONTEXT,
+        pool_tokens=120_000,
+    )
+
+
+def long(method: Method, name: str | None = None, nodes: tuple[int, ...] = ()) -> ServerSpec:
+    """A server of 61 layers with real attention shapes, one request at a time."""
+    target = DummyTarget()
+    folder = HOME / "models"
+    return ServerSpec(
+        name=name or f"long-{method}",
+        method=method,
+        target=target.write(folder / "target-61"),
+        drafter=DummyDrafter(target=target).write(folder / "drafter-61")
+        if method.speculates
+        else None,
+        nodes=nodes,
+        draft_window=2048 if method.speculates else None,
+        context_length=LONG_CONTEXT,
+        pool_tokens=230_000,
+        running_requests=2,
+        dummy=True,
+    )

@@ -1,0 +1,216 @@
+"""Start and stop real SGLang servers: one configuration a server, several servers on one GPU."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Self
+
+from ops.gpu.client import Client, EngineError
+
+PLUGIN = "longleaf"
+_FIRST_PORT = 31_000
+_PORTS_APART = 100  # a server takes a few ports above its own
+
+
+class Method(StrEnum):
+    """How a server decodes."""
+
+    DDTREE = "ddtree"
+    OURS_PLAIN = "ours-plain"
+    """longleaf_mla, no speculation."""
+    STOCK_DFLASH = "stock-dflash"
+    STOCK_PLAIN = "stock-plain"
+
+    @property
+    def speculates(self) -> bool:
+        """Whether there is a drafter."""
+        return self in (Method.DDTREE, Method.STOCK_DFLASH)
+
+    @property
+    def ours(self) -> bool:
+        """Whether the plugin is loaded."""
+        return self in (Method.DDTREE, Method.OURS_PLAIN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSpec:
+    """One server. nodes: node counts of DDTREE's steps; one is fixed, empty takes the default.
+
+    draft_window: rows of context that the drafter keeps; None: what its config says.
+    dummy: random weights, from config.json alone. memory_share: SGLang counts servers that start at
+    the same time against each other, so it must leave room for all; pool_tokens bounds the pool.
+    flags, environment: added last.
+    """
+
+    name: str
+    method: Method
+    target: Path
+    drafter: Path | None = None
+    nodes: tuple[int, ...] = ()
+    draft_window: int | None = None
+    context_length: int
+    pool_tokens: int
+    running_requests: int = 8
+    chunk: int = 8192
+    dummy: bool = False
+    tensor_parallel: int = 1
+    memory_share: float = 0.85
+    flags: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def variant(self, name: str, **changes: object) -> Self:
+        """Return the same server but for a name and what is given."""
+        return replace(self, name=name, **changes)  # type: ignore[arg-type]
+
+    def sglang_arguments(self, port: int) -> list[str]:
+        """The arguments of sglang.launch_server."""
+        options: dict[str, object] = {
+            "model-path": self.target,
+            "served-model-name": "longleaf",
+            "host": "127.0.0.1",
+            "port": port,
+            "page-size": 1,
+            "sampling-backend": "pytorch",
+            "grammar-backend": "xgrammar",
+            "mm-feature-transport": "cpu",
+            "context-length": self.context_length,
+            "max-total-tokens": self.pool_tokens,
+            "max-running-requests": self.running_requests,
+            "cuda-graph-max-bs-decode": self.running_requests,
+            "chunked-prefill-size": self.chunk,
+            "mem-fraction-static": self.memory_share,
+            "tp-size": self.tensor_parallel,
+            "attention-backend": "longleaf_mla" if self.method.ours else "triton",
+        }
+        if self.dummy:
+            options["load-format"] = "dummy"
+        if self.method.speculates:
+            options |= self._speculation()
+        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        switches = ["--skip-server-warmup", "--enable-metrics", "--disable-prefill-cuda-graph"]
+        return [*words, *switches, *self.flags]
+
+    def _speculation(self) -> dict[str, object]:
+        if self.drafter is None:
+            raise ValueError(f"server {self.name}: {self.method} needs a drafter")
+        options: dict[str, object] = {
+            "speculative-algorithm": "DDTREE" if self.method is Method.DDTREE else "DFLASH",
+            "speculative-draft-model-path": self.drafter,
+            "speculative-draft-attention-backend": "triton",
+        }
+        if self.dummy:
+            options["speculative-draft-load-format"] = "dummy"
+        if self.draft_window is not None:
+            options["speculative-draft-window-size"] = self.draft_window
+        return options
+
+    def variables(self) -> dict[str, str]:
+        """What is added to the environment: which plugins load, and the plugin's options."""
+        variables = {"SGLANG_PLUGINS": PLUGIN if self.method.ours else "none"}
+        if self.nodes:
+            variables["LONGLEAF_ENGINE"] = json.dumps({"nodes": list(self.nodes)})
+        return variables | dict(self.environment)
+
+    def command(self, port: int) -> list[str]:
+        """Our launcher where the plugin is in, else SGLang's own."""
+        launcher = ["longleaf", "engine", "--"] if self.method.ours else ["sglang.launch_server"]
+        return [sys.executable, "-W", "ignore", "-m", *launcher, *self.sglang_arguments(port)]
+
+
+class Server:
+    """A running server; the log holds what it printed. Leaving the context stops it."""
+
+    def __init__(self, spec: ServerSpec, port: int, logs: Path) -> None:
+        self.spec = spec
+        self.client = Client(port)
+        self.log = logs / f"{spec.name}.log"
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        command = spec.command(port)
+        variables = spec.variables()
+        with self.log.open("w") as out:
+            out.write(f"{variables} {' '.join(command)}\n")
+            out.flush()
+            self._process = subprocess.Popen(
+                command,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=os.environ | variables,
+                start_new_session=True,
+            )
+        self._begin = time.monotonic()
+
+    def wait_ready(self, timeout: float) -> float:
+        """Wait until the server answers; returns seconds since its start.
+
+        Raises:
+            EngineError: if it exits or is not ready in time, with the end of its log.
+        """
+        while time.monotonic() - self._begin < timeout:
+            if self._process.poll() is not None:
+                raise EngineError(
+                    f"{self.spec.name} exited with {self._process.returncode}:\n{self.tail()}"
+                )
+            if self._answers():
+                return time.monotonic() - self._begin
+            time.sleep(0.25)
+        raise EngineError(f"{self.spec.name} is not ready after {timeout:g} s:\n{self.tail()}")
+
+    def tail(self, lines: int = 40) -> str:
+        """The end of the log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is alive."""
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """End the server and all its children."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        self._process.wait(timeout=30)
+
+    def _answers(self) -> bool:
+        """Our launcher says ready after its warm-up; SGLang's own answers before any."""
+        if self.spec.method.ours and "longleaf engine ready" not in self.log.read_text(
+            errors="replace"
+        ):
+            return False
+        try:
+            self.client.get("/model_info", 3)
+            self.client.get("/v1/loads", 3)
+        except (OSError, EngineError):
+            return False
+        return True
+
+
+@contextmanager
+def serve(
+    specs: Sequence[ServerSpec], logs: Path, *, timeout: float = 240.0
+) -> Iterator[dict[str, Server]]:
+    """Run servers side by side, started together; yields them by name once all are ready."""
+    with ExitStack() as stack:
+        servers = {}
+        for index, spec in enumerate(specs):
+            server = Server(spec, free_port(index), logs)
+            stack.callback(server.stop)
+            servers[spec.name] = server
+        for server in servers.values():
+            seconds = server.wait_ready(timeout)
+            print(f"{server.spec.name} ready after {seconds:.1f} s", flush=True)
+        yield servers
+
+
+def free_port(index: int) -> int:
+    """A port for the index-th server of this process; servers take ports above theirs too."""
+    return _FIRST_PORT + (os.getpid() % 50) * 600 + _PORTS_APART * index
