@@ -14,6 +14,7 @@ from longleaf.engine.options import (
 )
 
 NAME = "DDTREE"
+TARGET_BACKEND = "longleaf_mla"
 MAX_BLOCK = 16
 """The tree kernels take 15 drafted depths."""
 
@@ -81,6 +82,11 @@ class DDTreeAlgorithm(CustomSpecAlgo):
 
         if server_args.speculative_draft_model_path is None:
             raise ValueError("DDTREE needs --speculative-draft-model-path")
+        if server_args.speculative_draft_attention_backend == TARGET_BACKEND:
+            raise ValueError(
+                f"{TARGET_BACKEND} serves the target alone: the drafter has no latent cache; "
+                "give --speculative-draft-attention-backend triton"
+            )
         given = server_args.speculative_dflash_block_size
         block = drafter_block(server_args) if given is None else int(given)
         options, widest = engine_options(), server_args.speculative_num_draft_tokens

@@ -13,12 +13,23 @@ PHASES = ("draft", "build", "verify", "accept", "compact")
 
 @dataclass(slots=True)
 class StepRecord:
-    """A decode step whose result is not on the CPU yet."""
+    """A decode step whose result is not on the CPU yet.
+
+    path: int32[batch, max_path] on the host, copied there by the step without waiting: it may be
+    read once the step's result may.
+    """
 
     nodes: int
     contexts: tuple[int, ...]
+    path: Any = None
     marks: list[Any] = field(default_factory=list)
     phases: list[str] = field(default_factory=list)
+
+    def paths(self) -> list[list[int]] | None:
+        """Return the accepted node ids of each request, the root first; None if not kept."""
+        if self.path is None:
+            return None
+        return [[node for node in row if node >= 0] for row in self.path.tolist()]
 
     def seconds(self) -> dict[str, float] | None:
         """Return the time of each phase and their sum; None if untimed or still running."""

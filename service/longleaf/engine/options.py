@@ -24,6 +24,8 @@ class EngineOptions:
     seed_chain: the tree always holds the drafter's most probable chain.
     sample_phases: one step in so many has its phases timed with CUDA events; 0 for none.
     sampling_seed: added to SGLang's random seed for the uniforms of sampled requests.
+    step_ms: measured milliseconds of a step at batch 1, as (nodes, context, milliseconds), which
+    the adaptive budget takes in place of its model's.
     """
 
     nodes: tuple[int, ...] = ()
@@ -31,6 +33,7 @@ class EngineOptions:
     seed_chain: bool = True
     sample_phases: int = 32
     sampling_seed: int = 0
+    step_ms: tuple[tuple[int, int, float], ...] = ()
 
     def __post_init__(self) -> None:
         for count in self.nodes:
@@ -68,6 +71,8 @@ class EngineOptions:
 
 
 def _typed(name: str, value: Any, example: Any) -> Any:
+    if name == "step_ms":
+        return _measured(value)
     if isinstance(example, tuple):
         if isinstance(value, list) and all(type(item) is int for item in value):
             return tuple(value)
@@ -76,6 +81,20 @@ def _typed(name: str, value: Any, example: Any) -> Any:
         kind = type(example).__name__
         raise ValueError(f"{ENGINE_VARIABLE}: {name} must be of type {kind}, got {value!r}")
     return value
+
+
+def _measured(value: Any) -> tuple[tuple[int, int, float], ...]:
+    rows: list[tuple[int, int, float]] = []
+    given: list[Any] = value if isinstance(value, list) else [value]
+    for row in given:
+        kinds = [type(item) for item in row] if isinstance(row, list) else []
+        if kinds not in ([int, int, int], [int, int, float]):
+            raise ValueError(
+                f"{ENGINE_VARIABLE}: step_ms must be a list of [nodes, context, milliseconds], "
+                f"got {value!r}"
+            )
+        rows.append((row[0], row[1], float(row[2])))
+    return tuple(rows)
 
 
 def read_options(environment: Mapping[str, str]) -> EngineOptions:

@@ -1,9 +1,11 @@
 """Node counts: one verify graph each, and the choice among them."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
+
+from longleaf.ddtree.budget import BudgetController, StepCosts
 
 logger = logging.getLogger(__name__)
 
@@ -12,10 +14,15 @@ class Budget(Protocol):
     """What `longleaf.ddtree.budget.BudgetController` offers."""
 
     def choose(self, context: int, batch: int) -> int:
-        """Return the node count for a step of `batch` requests of `context` tokens."""
+        """Return the node count for a step of `batch` requests of `context` tokens on average."""
 
-    def observe(self, width: int, accepted: Sequence[int]) -> None:
-        """Learn how many drafts each request of a step of that width accepted."""
+    def observe(
+        self,
+        width: int,
+        accepted: Sequence[int],
+        paths: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        """Learn the drafts that each request of a step of that width accepted, and their nodes."""
 
 
 class WidthPolicy:
@@ -41,10 +48,20 @@ class WidthPolicy:
             width = self._budget.choose(mean, len(contexts))
         return min(width, self._grammar_nodes) if has_grammar else width
 
-    def observe(self, width: int, accepted: Sequence[int]) -> None:
+    @property
+    def wants_paths(self) -> bool:
+        """Whether there is a choice for accepted nodes to inform."""
+        return self._budget is not None
+
+    def observe(
+        self,
+        width: int,
+        accepted: Sequence[int],
+        paths: Sequence[Sequence[int]] | None = None,
+    ) -> None:
         """Report a step's accepted drafts, once they are on the CPU."""
         if self._budget is not None:
-            self._budget.observe(width, accepted)
+            self._budget.observe(width, accepted, paths)
 
 
 class VerifyRunner(NamedTuple):
@@ -129,17 +146,18 @@ def spec_width(tokens: int, otherwise: int) -> Iterator[None]:
 
 
 def make_budget(
-    nodes: Sequence[int], load: Callable[[], tuple[Any, Any]] | None = None
+    nodes: Sequence[int],
+    depth: int,
+    layers: int,
+    measured: Sequence[tuple[int, int, float]] = (),
 ) -> Budget | None:
-    """Return the adaptive budget over these node counts, or None where there is no choice."""
+    """Return the adaptive budget over these node counts, or None where there is no choice.
+
+    depth: drafted depths. measured: (nodes, context, milliseconds) of steps at batch 1.
+    """
     if len(nodes) < 2:
         return None
-    controller, costs = _load_budget() if load is None else load()
-    made: Budget = controller(tuple(sorted(nodes)), costs)
-    return made
-
-
-def _load_budget() -> tuple[Any, Any]:
-    from longleaf.ddtree import budget
-
-    return budget.BudgetController, budget.StepCosts()
+    costs = StepCosts(
+        layers=layers, measured={(count, context): ms for count, context, ms in measured}
+    )
+    return BudgetController(sorted(nodes), costs, depth=depth)

@@ -9,7 +9,7 @@ import torch
 from sglang.kernels.ops.speculative.cache_locs import assign_extend_cache_locs_func
 from sglang.kernels.ops.speculative.dflash import _prepare_dflash_draft_block_unchecked
 from sglang.srt.distributed import get_tp_group
-from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.managers.utils import GenerationBatchResult, _async_d2h
 from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.model_executor.forward_batch_info import (
     CaptureHiddenMode,
@@ -74,9 +74,13 @@ class DDTreeWorker(DFlashWorkerV2):
             target_worker=target_worker,
         )
         self.server_args = server_args
-        self._policy = WidthPolicy(
-            self._nodes, self._options.grammar_nodes, make_budget(self._nodes)
+        budget = make_budget(
+            self._nodes,
+            block - 1,
+            int(self.model_runner.model_config.num_hidden_layers),
+            self._options.step_ms,
         )
+        self._policy = WidthPolicy(self._nodes, self._options.grammar_nodes, budget)
         self._runners = VerifyRunners(self.model_runner)
         self._clock = PhaseClock(self._options.sample_phases)
         self._ledger = StepLedger()
@@ -156,7 +160,7 @@ class DDTreeWorker(DFlashWorkerV2):
             raise RuntimeError(
                 f"DDTREE expected what the step before left, got {type(batch.spec_info).__name__}"
             )
-        with torch.inference_mode():
+        with torch.no_grad():
             return self._decode(batch, batch.spec_info, on_publish, grammar_barrier)
 
     def on_verify_complete_cpu(
@@ -166,7 +170,7 @@ class DDTreeWorker(DFlashWorkerV2):
         record = self._ledger.settle(len(num_correct_drafts_per_req))
         if record is None:
             return
-        self._policy.observe(record.nodes, num_correct_drafts_per_req)
+        self._policy.observe(record.nodes, num_correct_drafts_per_req, record.paths())
         if self._observer is not None:
             free = self.model_runner.token_to_kv_pool_allocator.available_size()
             self._observer.observe(record, num_correct_drafts_per_req, free)
@@ -201,6 +205,8 @@ class DDTreeWorker(DFlashWorkerV2):
             done = committed(trees, accepted, prefix_lens, int(self.block_size))
             if on_publish is not None:
                 on_publish(done.seq_lens)
+            if self._policy.wants_paths:
+                record.path = _async_d2h(accepted.path)
             if batch.return_logprob:
                 add_logprobs(batch, logits_output, done)
         with self._clock.phase("compact"):
@@ -315,7 +321,8 @@ class DDTreeWorker(DFlashWorkerV2):
             spec_info=self._draft_block_spec_info,
             capture_hidden_mode=CaptureHiddenMode.NULL,
         )
-        out = self.draft_model_runner.forward(forward_batch)
+        with torch.inference_mode():
+            out = self.draft_model_runner.forward(forward_batch)
         head: MarginalHead = self._head
         if self._draft_sampler is not None and out.can_run_graph:
             return head.captured(requests)

@@ -1,0 +1,312 @@
+"""A whole decode step over a world that checks what the step reads and writes.
+
+The traps, each planted once: the check that would be blind to one is no check.
+"""
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("tests.engine.emulated")  # SGLang's stubs come before SGLang
+
+from longleaf.engine import accept, compaction, verify_input, worker  # noqa: E402
+from longleaf.engine.accept import Acceptor  # noqa: E402
+from longleaf.engine.draft_head import MarginalHead, Shard  # noqa: E402
+from longleaf.engine.metrics import PhaseClock, StepLedger  # noqa: E402
+from longleaf.engine.options import EngineOptions  # noqa: E402
+from longleaf.engine.verify_input import RootTrees  # noqa: E402
+from longleaf.engine.widths import WidthPolicy  # noqa: E402
+from longleaf.engine.worker import DDTreeWorker  # noqa: E402
+from tests.engine.emulated import emulated_library, kernels  # noqa: E402, F401
+from tests.engine.worlds import (  # noqa: E402
+    MASK_TOKEN,
+    VOCABULARY,
+    World,
+    continuation,
+    draft_block,
+    extend_slots,
+)
+
+pytestmark = pytest.mark.usefixtures("kernels")
+BLOCK = 8
+PROMPTS = [[3, 1, 4, 1, 5], [2, 7], [1, 6, 1, 8, 0, 3, 9]]
+
+
+class OneWidth:
+    """The runners of a world without graphs."""
+
+    def __init__(self) -> None:
+        self.active = 0
+
+    def activate(self, nodes: int) -> None:
+        self.active = nodes
+
+
+class Scripted:
+    """A budget that goes through its widths in turn."""
+
+    def __init__(self, widths: Sequence[int]) -> None:
+        self.widths = list(widths)
+        self.told: list[tuple[int, list[int], list[list[int]]]] = []
+
+    def choose(self, context: int, batch: int) -> int:
+        del context, batch
+        self.widths.append(self.widths.pop(0))
+        return self.widths[-1]
+
+    def observe(self, width: int, accepted: Sequence[int], paths: Any = None) -> None:
+        self.told.append((width, list(accepted), paths))
+
+
+def make_worker(world: World, nodes: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A worker around a world, built without SGLang's loading of models."""
+    made = object.__new__(DDTreeWorker)
+    monkeypatch.setattr(worker, "assign_extend_cache_locs_func", extend_slots)
+    monkeypatch.setattr(worker, "_prepare_dflash_draft_block_unchecked", draft_block)
+    monkeypatch.setattr(torch, "get_device_module", fake_device_module)
+    calls = iter(range(10_000))
+
+    def prepare(self: Any, batch: Any, target_worker: Any) -> tuple[Any, bool]:
+        del target_worker
+        return SimpleNamespace(spec=self, slots=batch.out_cache_loc, lens=batch.seq_lens), False
+
+    def verify(*, batch: None, forward_batch: Any, **flags: bool) -> Any:
+        assert batch is None
+        assert flags == {"is_verify": True, "skip_attn_backend_init": True}
+        return world.verify(forward_batch.spec, forward_batch.slots, forward_batch.lens)
+
+    def append(
+        target_hidden: Any, cache_loc: Any, cache_loc_2d: Any, positions: Any, commit_lens: Any
+    ) -> None:
+        assert cache_loc.tolist() == cache_loc_2d.view(-1).tolist()
+        world.append_draft_kv(target_hidden, cache_loc_2d, positions, commit_lens)
+
+    monkeypatch.setattr(verify_input.DDTreeVerifyInput, "prepare_for_verify", prepare)
+    embeddings = torch.zeros(VOCABULARY, 4)
+    model = SimpleNamespace(get_input_embeddings=lambda: lambda ids: embeddings[ids])
+    values: dict[str, Any] = {
+        "block_size": BLOCK,
+        "device": "cpu",
+        "use_compact_draft_cache": False,
+        "_mask_token_id": MASK_TOKEN,
+        "_draft_sampler": None,
+        "_draft_block_ids_buf": None,
+        "_draft_block_spec_info": None,
+        "_options": EngineOptions(nodes=tuple(nodes)),
+        "_nodes": tuple(nodes),
+        "_policy": WidthPolicy(nodes, 16, Scripted(nodes) if len(nodes) > 1 else None),
+        "_runners": OneWidth(),
+        "_clock": PhaseClock(1),
+        "_ledger": StepLedger(),
+        "_observer": None,
+        "_head": MarginalHead(
+            Shard(torch.eye(VOCABULARY), 0, VOCABULARY), BLOCK, max(1, max(nodes) - 1), 4
+        ),
+        "_acceptor": Acceptor(4, max(nodes), 0, "cpu"),
+        "_roots": RootTrees(4, "cpu"),
+        "model_runner": SimpleNamespace(
+            model=model,
+            req_to_token_pool=SimpleNamespace(req_to_token=world.req_to_token),
+            token_to_kv_pool=SimpleNamespace(kv_buffer=world.layers),
+        ),
+        "draft_model_runner": SimpleNamespace(
+            forward=lambda batch: world.draft(batch, BLOCK, next(calls))
+        ),
+        "_target_worker": SimpleNamespace(forward_batch_generation=verify),
+        "_append_target_hidden_to_draft_kv_by_loc": append,
+    }
+    for name, value in values.items():
+        setattr(made, name, value)
+    return made
+
+
+def fake_device_module(device: Any) -> Any:
+    del device
+    return SimpleNamespace(current_stream=lambda: None)
+
+
+class Lengths(torch.Tensor):  # type: ignore[name-defined,misc]
+    """Lengths on a CPU, where nothing is recorded."""
+
+    def record_stream(self, stream: Any) -> None:
+        del stream
+
+
+def batch_of(world: World, made: Any, sampling_info: Any = None, **fields: Any) -> Any:
+    lengths = world.prefix_lens().as_subclass(Lengths)
+    roots = torch.tensor([sequence[-1] for sequence in world.sequences])
+    values: dict[str, Any] = {
+        "forward_mode": SimpleNamespace(is_extend=lambda: False, is_idle=lambda: False),
+        "is_extend_in_batch": False,
+        "seq_lens": lengths,
+        "seq_lens_cpu": lengths.clone(),
+        "seq_lens_sum": int(lengths.sum()),
+        "req_pool_indices": torch.arange(1, world.requests + 1),
+        "reqs": [SimpleNamespace(kv_committed_len=int(n)) for n in lengths],
+        "has_grammar": False,
+        "return_logprob": False,
+        "sampling_info": sampling_info,
+        "spec_info": made._make_next_draft_input_decode(bonus_tokens=roots, new_seq_lens=lengths),
+    }
+    return SimpleNamespace(**values | fields)
+
+
+def step(world: World, made: Any, **fields: Any) -> list[list[int]]:
+    """One decode step; returns what each request commits."""
+    published: list[Any] = []
+    batch = batch_of(world, made, **fields)
+    before = batch.seq_lens_cpu.tolist()
+    result = made.forward_batch_generation(batch, on_publish=published.append)
+    assert batch.seq_lens_cpu.tolist() == before
+    assert result.speculative_num_draft_tokens == BLOCK
+    tokens = result.next_token_ids.view(-1, BLOCK)
+    lengths = result.accept_lens.tolist()
+    taken = [row[:length] for row, length in zip(tokens.tolist(), lengths, strict=True)]
+    for request, run in enumerate(taken):
+        world.sequences[request].extend(run)
+    assert published[0].tolist() == world.prefix_lens().tolist()
+    assert result.new_seq_lens.tolist() == world.prefix_lens().tolist()
+    roots = [sequence[-1] for sequence in world.sequences]
+    assert result.next_draft_input.bonus_tokens.tolist() == roots
+    assert result.logits_output.hidden_states is None
+    made.on_verify_complete_cpu([length - 1 for length in lengths], batch_size=len(lengths))
+    return taken
+
+
+def run(world: World, made: Any, steps: int) -> list[int]:
+    """Steps whose every token must be plain decoding's; returns the committed lengths."""
+    lengths = []
+    for _ in range(steps):
+        truth = [continuation(sequence, BLOCK) for sequence in world.sequences]
+        for taken, expected in zip(step(world, made), truth, strict=True):
+            assert taken == expected[: len(taken)]
+            lengths.append(len(taken))
+        for layer in range(len(world.layers)):
+            for request, length in enumerate(world.prefix_lens().tolist()):
+                tokens = world.sequence(layer, request, length)
+                assert tokens == world.sequences[request][:-1]
+    return lengths
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 8, 9, 16, 40, 64, 70])
+def test_greedy_steps_commit_what_plain_decoding_gives(
+    nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(PROMPTS, room=200)
+    lengths = run(world, make_worker(world, [nodes], monkeypatch), 6)
+    if nodes == 1:
+        assert set(lengths) == {1}
+    if nodes >= 16:
+        assert max(lengths) > 2, "the trees were never of use"
+
+
+def test_widths_change_from_step_to_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(PROMPTS, room=200)
+    made = make_worker(world, [1, 8, 16, 64], monkeypatch)
+    run(world, made, 8)
+    told = made._policy._budget.told
+    assert [width for width, _, _ in told] == [1, 8, 16, 64] * 2
+    for width, accepted, paths in told:
+        for drafts, path in zip(accepted, paths, strict=True):
+            assert path[0] == 0
+            assert len(path) == drafts + 1
+            assert max(path) < width
+
+
+def greedy_and_sampled() -> Any:
+    return SimpleNamespace(
+        is_all_greedy=False,
+        temperatures=torch.ones(3, 1),
+        top_ps=torch.ones(3),
+        top_ks=torch.tensor([1, 1 << 30, 1], dtype=torch.int32),
+        min_ps=torch.zeros(3),
+        sampling_seed=None,
+        has_custom_logit_processor=False,
+        acc_linear_penalties=None,
+        penalizer_orchestrator=None,
+        grammar_mask=None,
+        logit_bias=None,
+    )
+
+
+class Sampling(SimpleNamespace):
+    def __len__(self) -> int:
+        return 3
+
+
+def test_greedy_requests_stay_greedy_beside_sampled_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(PROMPTS, room=400)
+    made = make_worker(world, [16], monkeypatch)
+    info = Sampling(**vars(greedy_and_sampled()))
+    strays = 0
+    for _ in range(12):
+        truth = [continuation(sequence, BLOCK) for sequence in world.sequences]
+        taken = step(world, made, sampling_info=info)
+        for request in (0, 2):
+            assert taken[request] == truth[request][: len(taken[request])]
+        strays += taken[1] != truth[1][: len(taken[1])]
+    assert strays == 0 or strays < 12  # logit 9 of 32 tokens: nearly always the rule's token
+
+
+def causal(trees: Any) -> Any:
+    nodes = trees.tokens.shape[1]
+    rows = torch.tensor([(1 << (node + 1)) - 1 for node in range(nodes)]).view(1, nodes, 1)
+    return trees._replace(visible=rows.expand_as(trees.visible))
+
+
+def by_row(trees: Any) -> Any:
+    nodes = trees.tokens.shape[1]
+    return trees._replace(positions=trees.positions[:, :1] + torch.arange(nodes))
+
+
+@pytest.mark.parametrize("plant", [causal, by_row])
+def test_a_wrong_mask_or_position_is_caught(
+    plant: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(PROMPTS, room=200)
+    made = make_worker(world, [16], monkeypatch)
+    real = verify_input.verify_input
+    monkeypatch.setattr(worker, "verify_input", lambda trees: real(plant(trees)))
+    with pytest.raises(AssertionError):
+        run(world, made, 6)
+
+
+def test_draft_kv_that_is_not_cropped_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(PROMPTS, room=200)
+    made = make_worker(world, [16], monkeypatch)
+    real = made._append_target_hidden_to_draft_kv_by_loc
+
+    def all_rows(**given: Any) -> None:
+        given["commit_lens"] = torch.full_like(given["commit_lens"], BLOCK)
+        real(**given)
+
+    made._append_target_hidden_to_draft_kv_by_loc = all_rows
+    with pytest.raises(AssertionError):
+        run(world, made, 6)
+
+
+def test_rows_that_are_not_compacted_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(PROMPTS, room=200)
+    made = make_worker(world, [16], monkeypatch)
+    monkeypatch.setattr(worker, "compact_target", lambda *given: None)
+    with pytest.raises(AssertionError):
+        run(world, made, 6)
+
+
+def test_hidden_states_that_are_not_gathered_by_path_are_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(PROMPTS, room=200)
+    made = make_worker(world, [16], monkeypatch)
+    real = compaction.draft_rows
+
+    def first_rows(hidden: Any, slots: Any, prefix_lens: Any, done: accept.Committed) -> Any:
+        spine = torch.arange(BLOCK) + torch.arange(len(prefix_lens)).view(-1, 1) * 16
+        return real(hidden, slots, prefix_lens, done._replace(rows=spine))
+
+    monkeypatch.setattr(worker, "draft_rows", first_rows)
+    with pytest.raises(AssertionError):
+        run(world, made, 6)
