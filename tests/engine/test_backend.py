@@ -21,6 +21,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode  # noqa: E4
 from sglang.srt.speculative.spec_info import SpecInputType  # noqa: E402
 
 from longleaf.engine import backend as module  # noqa: E402
+from longleaf.engine import extend  # noqa: E402
 from longleaf.engine.metadata import fixed_bits, pack_bits, words  # noqa: E402
 from longleaf_kernels.reference import verify_mla_reference  # noqa: E402
 
@@ -120,7 +121,7 @@ def test_sglang_finds_the_backend_by_its_name() -> None:
     )
 
     handler = AttentionBackendRegistry.get_handler("longleaf_mla")
-    assert handler is module.extend.attention_method
+    assert handler is extend.attention_method
     target.attn_backend.init_cuda_graph_state(2, 16)
     held = target.attn_backend.buffer_bytes()
     second = ATTENTION_BACKENDS["longleaf_mla"](target)
@@ -162,6 +163,16 @@ def test_sglang_finds_the_backend_by_its_name() -> None:
 def test_what_cannot_be_served_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         module.LongleafMlaBackend(runner(**changes))
+
+
+def test_prefill_graphs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sglang.srt.model_executor.cuda_graph_config as config
+
+    monkeypatch.setattr(
+        config, "check_cuda_graph_backend", lambda phase, kind: (phase, kind) == ("prefill", "full")
+    )
+    with pytest.raises(ValueError, match="--disable-prefill-cuda-graph"):
+        module.LongleafMlaBackend(runner())
 
 
 def random_rows(count: int, seed: int) -> tuple[Any, Any]:
@@ -307,7 +318,7 @@ def test_decode_sees_the_prefix_and_its_own_token_once(graph: bool) -> None:
 
 
 def test_an_absorbed_extend_is_causal_also_when_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module.extend, "MAX_NODES", 4)
+    monkeypatch.setattr(extend, "MAX_NODES", 4)
     target = runner()
     backend = module.LongleafMlaBackend(target)
     prefixes, lengths, requests = [20, 0], [10, 3], [3, 1]
@@ -324,7 +335,7 @@ def test_an_absorbed_extend_is_causal_also_when_it_is_cut(monkeypatch: pytest.Mo
     )
     backend.init_forward_metadata(batch)
     q, k = random_rows(sum(lengths) + padding, seed=7)
-    out = backend.forward_extend(q, k, k[..., :512], LAYER, batch)
+    out: Any = backend.forward_extend(q, k, k[..., :512], LAYER, batch)
     assert out.shape[0] == sum(lengths) + padding
     assert not out[sum(lengths) :].any()
     whole, _ = verify_mla_reference(

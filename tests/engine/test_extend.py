@@ -16,6 +16,7 @@ with warnings.catch_warnings():
 
 from longleaf.engine import extend  # noqa: E402
 from longleaf_kernels.reference import verify_mla_reference  # noqa: E402
+from tests.engine.varlen import plain_varlen  # noqa: E402
 
 LATENT, ROPE = 512, 64
 
@@ -48,30 +49,6 @@ def test_sglang_is_told_the_form(mode: str, prefix: int, new: int, method: str) 
     )
     attn = SimpleNamespace(disable_chunked_prefix_cache=False)
     assert extend.attention_method(attn, batch).name == method
-
-
-def plain_varlen(
-    q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: int, max_k: int, *, scale: float,
-    causal: bool,
-) -> tuple[Any, Any]:  # fmt: skip
-    """The kernels' contract in plain torch; checks what it is told about the lengths."""
-    out = q.new_zeros(*q.shape[:2], v.shape[-1])
-    lse = q.new_full(q.shape[:2], float("-inf"))
-    starts_q, starts_k = cu_q.tolist(), cu_k.tolist()
-    assert (starts_q[-1], starts_k[-1]) == (q.shape[0], k.shape[0])
-    assert max_q == int(cu_q.diff().max())
-    assert max_k == int(cu_k.diff().max())
-    for i in range(len(starts_q) - 1):
-        rows = slice(starts_q[i], starts_q[i + 1])
-        keys = slice(starts_k[i], starts_k[i + 1])
-        scores = torch.einsum("qhd,khd->qhk", q[rows], k[keys]) * scale
-        if causal:
-            hidden = torch.ones(scores.shape[0], scores.shape[2]).triu(1) == 1
-            scores.masked_fill_(hidden[:, None], float("-inf"))
-        if scores.shape[2]:
-            lse[rows] = scores.logsumexp(-1)
-            out[rows] = torch.einsum("qhk,khd->qhd", scores.softmax(-1), v[keys])
-    return out, lse
 
 
 def merged(parts: list[tuple[Any, Any]]) -> Any:
@@ -139,7 +116,7 @@ def test_prefix_chunks_and_new_tokens_merge_to_the_absorbed_result() -> None:
 
     state.attn_attend_prefix_cache, state.mha_return_lse = False, False
     k, v = up(new)
-    alone = attention.attend(padded_q, k, v, state, scale)
+    alone: Any = attention.attend(padded_q, k, v, state, scale)
     assert alone.shape == (sum(lengths) + padding, heads, width_v)
     assert torch.allclose(alone[: sum(lengths)], parts[0][0][: sum(lengths)])
     assert not alone[sum(lengths) :].any()

@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ WORKSPACE_BYTES = 11 << 20
 """What verify_workspace says of itself; the GPU tests hold the sum against the device's own."""
 
 
-def unpack(bits: "torch.Tensor", nodes: int) -> "torch.Tensor":
+def unpack(bits: Any, nodes: int) -> Any:
     node = torch.arange(nodes)
     return (bits[..., node // 64] >> (node % 64)) & 1 == 1
 
@@ -65,7 +66,7 @@ def test_the_full_mask_of_a_batch_gives_its_trees() -> None:
     assert torch.equal(unpack(bits, nodes), trees.flatten(0, 1))
 
 
-def request_table() -> "torch.Tensor":
+def request_table() -> Any:
     return torch.randint(
         0, 1 << 20, (6, 5000), dtype=torch.int32, generator=torch.Generator().manual_seed(2)
     )

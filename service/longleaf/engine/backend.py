@@ -63,6 +63,7 @@ def create(model_runner: Any) -> "LongleafMlaBackend":
 
 def check_runner(runner: Any) -> None:
     """Raise ValueError, with what to do, for a server that the backend cannot serve."""
+    from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, check_cuda_graph_backend
     from sglang.srt.runtime_context import get_parallel
 
     args = runner.server_args
@@ -91,6 +92,12 @@ def check_runner(runner: Any) -> None:
         raise ValueError(
             f"{NAME} reads a bfloat16 or float8_e4m3fn cache, got "
             f"{runner.token_to_kv_pool.dtype}: --kv-cache-dtype auto or fp8_e4m3"
+        )
+    graphs = (Backend.FULL, Backend.BREAKABLE, Backend.TC_PIECEWISE)
+    if any(check_cuda_graph_backend(Phase.PREFILL, kind) for kind in graphs):
+        raise ValueError(
+            f"{NAME} chooses the form of every extend by its length, which no prefill graph can: "
+            "start with --disable-prefill-cuda-graph"
         )
     parallel = get_parallel()
     heads = config.num_attention_heads // parallel.attn_tp_size
