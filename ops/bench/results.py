@@ -18,7 +18,7 @@ class Row:
 
     ``bar`` is a number, or a ``[low, high]`` pair where the value must lie between. ``value`` is
     None where it could not be measured, and ``why`` then says so. ``spread`` is the interquartile
-    range of the ``n`` samples behind the value.
+    range of the ``n`` samples behind the value. ``stretch`` is a goal beyond the bar.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Row:
     n: int = 1
     spread: tuple[float, float] | None = None
     why: str | None = None
+    stretch: float | None = None
 
     @property
     def met(self) -> bool | None:
@@ -40,20 +41,34 @@ class Row:
         return self.value >= self.bar if self.better == "higher" else self.value <= self.bar
 
 
-def write_results(bench: str, command: str, rows: Sequence[Row], *, gpu: str | None = None) -> Path:
-    """Write ``ops/results/<bench>[-<gpu>].json`` and return its path."""
+def write_results(
+    bench: str,
+    command: str,
+    rows: Sequence[Row],
+    *,
+    gpu: str | None = None,
+    slug: str | None = None,
+    driver: str | None = None,
+    commit: str | None = None,
+    directory: Path = RESULTS_DIR,
+) -> Path:
+    """Write ``<directory>/<bench>[-<slug>].json`` and return its path.
+
+    gpu: the GPU's full name, for measurements on one, slug: its short one. commit: what was
+    measured, for machines whose files are no git checkout; by default the checkout's.
+    """
     document = {
         "bench": bench,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
-        "machine": {"cpu": _cpu(), "gpu": gpu, "driver": None},
+        "commit": commit or _commit(),
+        "machine": {"cpu": _cpu(), "gpu": gpu, "driver": driver},
         "command": command,
         "rows": [
             {key: v for key, v in asdict(row).items() if v is not None or key == "value"}
             for row in rows
         ],
     }
-    path = RESULTS_DIR / (f"{bench}-{gpu}.json" if gpu else f"{bench}.json")
+    path = directory / (f"{bench}-{slug}.json" if slug else f"{bench}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document, indent=1) + "\n")
     return path
@@ -61,7 +76,8 @@ def write_results(bench: str, command: str, rows: Sequence[Row], *, gpu: str | N
 
 def format_table(rows: Sequence[Row]) -> str:
     """The rows as an aligned text table with a verdict each."""
-    lines = [f"{'row':<28}{'value':>10} {'unit':<10}{'bar':>14}  {'n':>5}  verdict"]
+    width = max([28, *(len(row.name) + 2 for row in rows)])
+    lines = [f"{'row':<{width}}{'value':>10} {'unit':<10}{'bar':>14}  {'n':>5}  verdict"]
     for row in rows:
         value = "-" if row.value is None else f"{row.value:.3f}"
         if row.bar is None:
@@ -71,7 +87,11 @@ def format_table(rows: Sequence[Row]) -> str:
         else:
             bar = f"{'>=' if row.better == 'higher' else '<='} {row.bar:g}"
         verdict = {True: "met", False: "MISSED", None: row.why or ""}[row.met]
-        lines.append(f"{row.name:<28}{value:>10} {row.unit:<10}{bar:>14}  {row.n:>5}  {verdict}")
+        if row.stretch is not None:
+            verdict += f" (stretch {row.stretch:g})"
+        lines.append(
+            f"{row.name:<{width}}{value:>10} {row.unit:<10}{bar:>14}  {row.n:>5}  {verdict}"
+        )
     return "\n".join(lines)
 
 
