@@ -11,7 +11,11 @@ TORCH_VENV := .venv-torch
 CUDA_VENV := .venv-cuda
 CHECK_ARGS ?=
 
-.PHONY: help serve test lint format lock bench-commit clean kernels test-torch check-kernels
+BENCH_ARGS ?=
+KERNEL_BENCH = PYTHONPATH=kernels:service:. $(PYTHON) -m kernel_bench
+
+.PHONY: help serve test lint format lock bench-commit clean kernels test-torch check-kernels \
+	bench-kernels plot-kernels predict-kernels sanitize-kernels
 
 help: ## List the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -44,6 +48,18 @@ test-torch: $(TORCH_VENV)/.ready ## Run the kernels' tests on the CPU, with torc
 check-kernels: $(CUDA_VENV)/.ready ## Compile for every target, hold registers, spills, instructions to kernels/resources.json
 	@CUDA_HOME="$$(cd $(CUDA_VENV)/lib/python3*/site-packages/nvidia/cu13 && pwd)" \
 		$(CUDA_VENV)/bin/python kernels/check_resources.py $(CHECK_ARGS)
+
+bench-kernels: kernels ## Time the kernels on a GPU against their bars; writes ops/results/kernels-<gpu>.json, .png
+	$(KERNEL_BENCH) $(BENCH_ARGS)
+
+plot-kernels: ## Draw the roofline pictures of the committed results again; needs matplotlib
+	for results in ops/results/kernels-*.json; do $(KERNEL_BENCH).roofline $$results; done
+
+predict-kernels: ## Print what the model predicts for sm_120a; BENCH_ARGS=--readme renews the README's table
+	$(KERNEL_BENCH).predict $(BENCH_ARGS)
+
+sanitize-kernels: kernels ## Run memcheck and racecheck over a small set of launches on a GPU
+	$(KERNEL_BENCH).sanitize
 
 # tokenizers declares huggingface-hub for downloads from a hub, which nothing here does: it and what only it needs
 # (30 MB) stay out of the lock. Hence pip's --no-deps below: the lock is the whole list.
