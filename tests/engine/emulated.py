@@ -10,7 +10,7 @@ pytest.importorskip("torch")
 if find_spec("sglang") is None:
     pytest.skip("needs the sglang wheel: make test-engine", allow_module_level=True)
 
-from tests.engine import stubs  # noqa: E402
+from tests.engine import stubs
 
 stubs.install()
 with warnings.catch_warnings():
@@ -22,7 +22,7 @@ from torch import Tensor  # noqa: E402
 
 from longleaf.engine import accept, compaction, draft_head, worker  # noqa: E402
 from longleaf_kernels._tree import Marginals, launch_build_tree  # noqa: E402
-from tests.kernels.conftest import emulated_library  # noqa: E402, F401
+from tests.kernels.conftest import emulated_library  # noqa: E402
 from tests.kernels.operators import EmulatedOperators  # noqa: E402
 
 __all__ = ["emulated_library", "kernels"]
@@ -34,9 +34,7 @@ class EngineKernels(EmulatedOperators):
     def top_k_marginals(self, logits: Tensor, k: int, workspace: Tensor) -> Marginals:
         del workspace
         self._shuffle()
-        _, marginals = launch_build_tree(
-            self._library, 0, logits, None, None, self._workspace, k
-        )
+        _, marginals = launch_build_tree(self._library, 0, logits, None, None, self._workspace, k)
         return marginals
 
     def expand(
@@ -77,7 +75,7 @@ def _no_workspace(*args: Any, **kwargs: Any) -> Tensor:
 
 @pytest.fixture
 def kernels(
-    emulated_library: Any,  # noqa: F811
+    emulated_library: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> EngineKernels:
     """Let the engine's modules run the kernels on the CPU."""

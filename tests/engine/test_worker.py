@@ -12,6 +12,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("tests.engine.emulated")  # SGLang's stubs come before SGLang
 
+from sglang.srt.speculative import dflash_worker_v2  # noqa: E402
+
 from longleaf.engine import accept, compaction, verify_input, worker  # noqa: E402
 from longleaf.engine.accept import Acceptor  # noqa: E402
 from longleaf.engine.draft_head import MarginalHead, Shard  # noqa: E402
@@ -28,6 +30,7 @@ from tests.engine.worlds import (  # noqa: E402
     continuation,
     draft_block,
     extend_slots,
+    rebuild_window,
 )
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -67,6 +70,7 @@ def make_worker(world: World, nodes: Sequence[int], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(worker, "assign_extend_cache_locs_func", extend_slots)
     monkeypatch.setattr(worker, "_prepare_dflash_draft_block_unchecked", draft_block)
     monkeypatch.setattr(torch, "get_device_module", fake_device_module)
+    monkeypatch.setattr(dflash_worker_v2, "rebuild_compact_draft_req_to_token_func", rebuild_window)
     calls = iter(range(10_000))
 
     def prepare(self: Any, batch: Any, target_worker: Any) -> tuple[Any, bool]:
@@ -90,7 +94,10 @@ def make_worker(world: World, nodes: Sequence[int], monkeypatch: pytest.MonkeyPa
     values: dict[str, Any] = {
         "block_size": BLOCK,
         "device": "cpu",
-        "use_compact_draft_cache": False,
+        "use_compact_draft_cache": world.window is not None,
+        "draft_window_size": world.window,
+        "page_size": 1,
+        "_use_triton_compact_rebuild": True,
         "_mask_token_id": MASK_TOKEN,
         "_draft_sampler": None,
         "_draft_block_ids_buf": None,
@@ -113,7 +120,8 @@ def make_worker(world: World, nodes: Sequence[int], monkeypatch: pytest.MonkeyPa
             token_to_kv_pool=SimpleNamespace(kv_buffer=world.layers),
         ),
         "draft_model_runner": SimpleNamespace(
-            forward=lambda batch: world.draft(batch, BLOCK, next(calls))
+            forward=lambda batch: world.draft(batch, BLOCK, next(calls)),
+            req_to_token_pool=SimpleNamespace(req_to_token=world.draft_table),
         ),
         "_target_worker": SimpleNamespace(forward_batch_generation=verify),
         "_append_target_hidden_to_draft_kv_by_loc": append,
@@ -310,3 +318,60 @@ def test_hidden_states_that_are_not_gathered_by_path_are_caught(
     monkeypatch.setattr(worker, "draft_rows", first_rows)
     with pytest.raises(AssertionError):
         run(world, made, 6)
+
+
+def test_the_drafter_sees_its_window_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(PROMPTS, room=200, window=4)
+    run(world, make_worker(world, [1, 16], monkeypatch), 8)
+
+
+def test_a_window_that_is_ignored_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(PROMPTS, room=200, window=4)
+    made = make_worker(world, [16], monkeypatch)
+    made.use_compact_draft_cache = False
+    with pytest.raises(AssertionError):
+        run(world, made, 6)
+
+
+def test_steps_without_lengths_on_the_host_use_what_is_reserved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(PROMPTS, room=200, window=4)
+    made = make_worker(world, [16], monkeypatch)
+    batch = batch_of(world, made, seq_lens_cpu=None, seq_lens_sum=None)
+    reserved = torch.tensor([60, 61, 62], dtype=torch.int32)
+    batch.spec_info.reserved_seq_lens_cpu = reserved
+    batch.spec_info.reserved_seq_lens_sum = 183
+    seen: list[Any] = []
+    prepare = verify_input.DDTreeVerifyInput.prepare_for_verify
+
+    def note(self: Any, batch: Any, target_worker: Any) -> Any:
+        seen.append((batch.seq_lens_cpu, batch.seq_lens_sum))
+        return prepare(self, batch, target_worker)
+
+    monkeypatch.setattr(verify_input.DDTreeVerifyInput, "prepare_for_verify", note)
+    made.forward_batch_generation(batch)
+    assert seen == [(reserved, 183)]
+    assert batch.seq_lens_cpu is None
+    assert batch.seq_lens_sum is None
+
+
+def test_requests_for_logprobs_get_one_for_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(PROMPTS, room=200)
+    made = make_worker(world, [16], monkeypatch)
+    info = SimpleNamespace(is_all_greedy=True)
+    monkeypatch.setattr(worker, "apply_dflash_verify_logits_adjustments", lambda **given: None)
+    batch = batch_of(
+        world,
+        made,
+        info,
+        return_logprob=True,
+        top_logprobs_nums=[0, 0, 0],
+        token_ids_logprobs=[None] * 3,
+    )
+    result = made.forward_batch_generation(batch)
+    found = result.logits_output.next_token_logprobs
+    assert found.shape == (3, BLOCK)
+    best = torch.tensor([9.0] + [0.0] * (VOCABULARY - 1)).log_softmax(0)[0]
+    for request, length in enumerate(result.accept_lens.tolist()):
+        torch.testing.assert_close(found[request, :length], best.expand(length))

@@ -41,14 +41,19 @@ def hidden_row(token: int, position: int) -> list[float]:
 class World:
     """KV pools, the request table and what the worker asks of SGLang, for `requests` requests."""
 
-    def __init__(self, prompts: Sequence[Sequence[int]], room: int, seed: int = 0) -> None:
-        generator = torch.Generator().manual_seed(seed)
+    def __init__(
+        self, prompts: Sequence[Sequence[int]], room: int, window: int | None = None
+    ) -> None:
+        """room: tokens that a request may grow by; window: what the drafter sees, None for all."""
+        generator = torch.Generator().manual_seed(0)
         self.requests = len(prompts)
         width = max(map(len, prompts)) + room
         slots = self.requests * width
         order = torch.randperm(slots, generator=generator) + 1
         self.req_to_token = torch.zeros(self.requests + 1, width, dtype=torch.int32)
         self.req_to_token[1:] = order.view(self.requests, width).int()
+        self.window = window
+        self.draft_table = self.req_to_token if window is None else self.req_to_token * 0
         self.layers = [torch.full((slots + 1, 2), -7, dtype=torch.int64) for _ in range(3)]
         self.draft_kv = torch.full((slots + 1, 2), -7.0)
         self.sequences = [list(prompt) for prompt in prompts]
@@ -108,9 +113,15 @@ class World:
         generator = torch.Generator().manual_seed(seed)
         for request, sequence in enumerate(self.sequences):
             length = int(forward_batch.seq_lens[request])
-            slots = self.req_to_token[request + 1, :length].long()
+            slots = self.draft_table[request + 1, :length].long()
             expected = [hidden_row(token, i) for i, token in enumerate(sequence[:-1])]
-            assert length == len(expected)
+            if self.window is not None:
+                expected = expected[-self.window :]
+            assert length == len(expected), "window"
+            block_slots = self.draft_table[request + 1, length : length + block].tolist()
+            assert block_slots == forward_batch.out_cache_loc.view(-1, block)[request].tolist()
+            positions = forward_batch.positions.view(-1, block)[request].tolist()
+            assert positions == list(range(len(sequence) - 1, len(sequence) - 1 + block))
             assert self.draft_kv[slots].tolist() == expected, "draft KV"
             assert int(ids[request, 0]) == sequence[-1]
             truth = continuation(sequence, block - 1)
@@ -178,3 +189,24 @@ def draft_block(
     block_ids_out[:, 0] = bonus_tokens
     positions_out.copy_(positions)
     cache_loc_out.copy_(req_to_token[req_pool_indices[:, None], positions].long())
+
+
+def rebuild_window(
+    *,
+    draft_req_to_token: Tensor,
+    target_req_to_token: Tensor,
+    req_pool_indices: Tensor,
+    suffix_start: Tensor,
+    draft_prefix_lens: Tensor,
+    verify_out_cache_loc_2d: Tensor,
+    batch_size: int,
+    block_size: int,
+) -> None:
+    """SGLang's `rebuild_compact_draft_req_to_token_func` without Triton."""
+    assert len(req_pool_indices) == batch_size
+    for row, request in enumerate(req_pool_indices.tolist()):
+        start, length = int(suffix_start[row]), int(draft_prefix_lens[row])
+        suffix = target_req_to_token[request, start : start + length]
+        draft_req_to_token[request, :length] = suffix
+        block = verify_out_cache_loc_2d[row].int()
+        draft_req_to_token[request, length : length + block_size] = block

@@ -102,7 +102,7 @@ class EngineObserver:
     PROMETHEUS_MULTIPROC_DIR already: the values go to its files, and SGLang's /metrics reads them.
     """
 
-    def __init__(self, row_bytes: int, layers: int, window: int | None, pool_tokens: int) -> None:
+    def __init__(self, row_bytes: int, layers: int, window: int | None) -> None:
         from prometheus_client import CollectorRegistry
 
         from longleaf.metrics import EngineMetrics, context_bucket
@@ -111,7 +111,6 @@ class EngineObserver:
         self._bucket = context_bucket
         self._token_bytes = row_bytes * layers
         self._window = window
-        self._pool_tokens = pool_tokens
 
     def observe(
         self, record: StepRecord, accepted: Sequence[int], free_tokens: int | None = None

@@ -417,7 +417,7 @@ class DDTreeWorker(DFlashWorkerV2):
         pool = self.model_runner.token_to_kv_pool
         rows: Sequence[Tensor] = getattr(pool, "kv_buffer", None) or ()
         row_bytes = rows[0][0].numel() * rows[0].element_size() if rows else 0
-        return EngineObserver(row_bytes, len(rows), self.draft_window_size, int(pool.size))
+        return EngineObserver(row_bytes, len(rows), self.draft_window_size)
 
 
 def _with_width(server_args: Any, tokens: int) -> Any:

@@ -1,0 +1,75 @@
+"""Accepted rows of every layer move to the front; the draft KV gets the path and no more."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("tests.engine.emulated")  # SGLang's stubs come before SGLang
+
+from longleaf.engine.accept import Committed  # noqa: E402
+from longleaf.engine.compaction import compact_target, draft_rows, target_pools  # noqa: E402
+from longleaf_kernels import Accepted  # noqa: E402
+from tests.engine.emulated import EngineKernels, emulated_library, kernels  # noqa: E402, F401
+
+SLOTS = torch.tensor([[5, 9, 2, 7], [1, 3, 8, 6]])
+ACCEPTED = Accepted(
+    path=torch.tensor([[0, 2, 3], [0, 1, -1]], dtype=torch.int32),
+    path_len=torch.tensor([3, 2], dtype=torch.int32),
+    bonus=torch.tensor([0, 0]),
+)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("kind", ["mla", "mha", "mha of two widths"])
+def test_rows_move_in_every_layer(kind: str) -> None:
+    def layers(*shape: int) -> list[Any]:
+        return [torch.rand(12, *shape, dtype=torch.float32) for _ in range(5)]
+
+    if kind == "mla":
+        pool = SimpleNamespace(kv_buffer=layers(1, 8))
+        every = pool.kv_buffer
+    else:
+        values = layers(2, 8) if kind == "mha" else layers(2, 4)
+        pool = SimpleNamespace(k_buffer=layers(2, 8), v_buffer=values)
+        every = [*pool.k_buffer, *pool.v_buffer]
+    before = [layer.clone() for layer in every]
+    compact_target(pool, SLOTS, ACCEPTED)
+    for layer, old in zip(every, before, strict=True):
+        expected = old.clone()
+        expected[9], expected[2] = old[2], old[7]
+        assert torch.equal(layer, expected)
+
+
+def test_pools_of_one_shape_go_in_one_launch() -> None:
+    mla = SimpleNamespace(kv_buffer=[torch.zeros(4, 1, 8)] * 61)
+    assert [len(part) for part in target_pools(mla)] == [61]
+    with pytest.raises(TypeError, match="cannot move rows"):
+        target_pools(SimpleNamespace())
+
+
+def test_a_step_of_roots_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from longleaf.engine import compaction
+
+    def refuse(*given: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(compaction, "compact_kv", refuse)
+    compact_target(SimpleNamespace(kv_buffer=[torch.zeros(12, 1, 8)]), SLOTS[:, :1], ACCEPTED)
+
+
+def test_the_draft_kv_gets_the_paths_hidden_states_at_committed_positions() -> None:
+    done = Committed(
+        tokens=torch.zeros(2, 8, dtype=torch.int64),
+        lengths=ACCEPTED.path_len,
+        bonus=ACCEPTED.bonus,
+        seq_lens=torch.tensor([13, 42]),
+        rows=torch.tensor([[0, 2, 3], [4, 5, 4]]),
+    )
+    hidden = torch.arange(16.0).view(8, 2)
+    rows = draft_rows(hidden, SLOTS, torch.tensor([10, 40]), done)
+    assert rows.hidden[:, 0].tolist() == [0.0, 4.0, 6.0, 8.0, 10.0, 8.0]
+    assert rows.positions.tolist() == [10, 11, 12, 40, 41, 42]
+    assert rows.slots.tolist() == [[5, 9, 2], [1, 3, 8]]
+    assert rows.slots.is_contiguous()
