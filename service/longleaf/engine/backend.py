@@ -115,7 +115,7 @@ def check_runner(runner: Any) -> None:
             raise ValueError(f"{NAME} does not serve {what}: start without it")
 
 
-class LongleafMlaBackend(AttentionBackend):  # type: ignore[misc]
+class LongleafMlaBackend(AttentionBackend):
     """Target verify, decode and extend of an MLA model, and CUDA graphs of the first two.
 
     One instance serves graph runners of every width. Instances that share buffers must run on
