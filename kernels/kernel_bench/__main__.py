@@ -33,7 +33,7 @@ def main() -> int:
     found = rows(Bench(arguments.sglang).run(with_grid=not arguments.no_grid))
     path = write_results(
         "kernels",
-        "make bench-kernels",
+        "make bench-kernels" + (" BENCH_ARGS=--no-grid" if arguments.no_grid else ""),
         found,
         gpu=gpu.name,
         slug=gpu.slug,

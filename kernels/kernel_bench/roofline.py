@@ -15,6 +15,16 @@ LABELS = {
     "_splitkv": ("plain split-KV in Triton", "^", "#7d6608"),
 }
 
+LABEL_PLACES = {
+    "verify_n9_185k": (-6, -3, "right"),
+    "extend16_32k": (7, -7, "left"),
+    "verify_n9_185k_fp8": (0, 7, "center"),
+    "verify_n32_185k": (0, -13, "center"),
+    "verify_n64_64k": (-2, -13, "center"),
+    "verify_h64_b4_64k": (4, 6, "left"),
+}
+"""Offsets in points, and the alignment, of labels that would lie over others."""
+
 
 @dataclass(frozen=True)
 class Point:
@@ -56,14 +66,14 @@ def draw(results: Path, picture: Path) -> None:
         xs, ys = [p.intensity for p in found], [p.rate / 1e12 for p in found]
         axes.scatter(xs, ys, marker=marker, color=colour, label=label, zorder=3)
         if suffix == "":
-            for place, point in enumerate(sorted(found, key=lambda p: (p.intensity, p.rate))):
-                left = place % 2 == 1
+            for point in found:
+                across, up, side = LABEL_PLACES.get(point.name, (6, -3, "left"))
                 axes.annotate(
                     point.name.replace("verify_", ""),
                     (point.intensity, point.rate / 1e12),
                     textcoords="offset points",
-                    xytext=(-6 if left else 6, -3),
-                    ha="right" if left else "left",
+                    xytext=(across, up),
+                    ha=side,
                     fontsize=7,
                 )
     axes.set(
