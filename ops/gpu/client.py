@@ -122,6 +122,20 @@ class Client:
             body |= {"return_logprob": True, "top_logprobs_num": top_logprobs}
         return self._stream(body, timeout)
 
+    def draw(
+        self, prompt: Sequence[int], max_tokens: int, draws: int, **sampling: object
+    ) -> list[tuple[int, ...]]:
+        """Sample many answers to one prompt, each of ``max_tokens`` tokens."""
+        answers: list[tuple[int, ...]] = []
+        while len(answers) < draws:
+            count = min(256, draws - len(answers))
+            body = {
+                "input_ids": [[int(token) for token in prompt]] * count,
+                "sampling_params": {"max_new_tokens": max_tokens, "ignore_eos": True, **sampling},
+            }
+            answers += [tuple(item["output_ids"]) for item in self.json("/generate", body, 300.0)]
+        return answers
+
     def start_stream(self, body: object, timeout: float = 60.0) -> http.client.HTTPResponse:
         """Return the open response of a streamed request, for a caller that may leave early."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)

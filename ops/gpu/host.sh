@@ -10,7 +10,7 @@ mkdir -p "$home"/{site,cache,plugin,logs}
 
 export CUDA_HOME=${CUDA_HOME:-/usr/local/cuda} LONGLEAF_CUDA_ARCHS=${LONGLEAF_CUDA_ARCHS:-90a}
 export LONGLEAF_KERNELS_LIBRARY=$home/liblongleaf_kernels.so
-export PYTHONPATH=$home/site:$home/plugin:$repository/service:$repository/kernels:$repository
+export PYTHONPATH=$home/site:$home/plugin:$repository/service:$repository/kernels:$repository${PYTHONPATH:+:$PYTHONPATH}
 export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 TRANSFORMERS_OFFLINE=1 SGLANG_DISABLE_TORCHVISION_WARN=1
 export TRITON_CACHE_DIR=$home/cache/triton TVM_FFI_CACHE_DIR=$home/cache/tvm FLASHINFER_WORKSPACE_BASE=$home/cache/flashinfer
 

@@ -3,7 +3,13 @@
 import os
 from pathlib import Path
 
-from ops.gpu.models import TINY_DRAFTER, TINY_TARGET, DummyDrafter, DummyTarget
+from ops.gpu.models import (
+    TINY_DRAFTER,
+    TINY_TARGET,
+    DummyDrafter,
+    DummyTarget,
+    stretch_tiny_pair,
+)
 from ops.gpu.servers import Method, ServerSpec
 
 HOME = Path(os.environ.get("LONGLEAF_GPU_HOME", "/tmp/longleaf-gpu"))
@@ -22,6 +28,17 @@ def tiny(method: Method, name: str | None = None, nodes: tuple[int, ...] = ()) -
         nodes=nodes,
         context_length=TINY_CONTEXT,
         pool_tokens=120_000,
+    )
+
+
+def stretched(method: Method, name: str, nodes: tuple[int, ...] = ()) -> ServerSpec:
+    """A server of the tiny pair with positions to 64k: exact, not sensible, beyond its training."""
+    target, drafter = stretch_tiny_pair(HOME / "models/stretched", 65_536)
+    return tiny(method, name, nodes).variant(
+        name,
+        target=target,
+        drafter=drafter if method.speculates else None,
+        context_length=65_536,
     )
 
 

@@ -47,6 +47,8 @@ class ServerSpec:
     draft_window: rows of context that the drafter keeps; None: what its config says.
     dummy: random weights, from config.json alone. memory_share: SGLang counts servers that start at
     the same time against each other, so it must leave room for all; pool_tokens bounds the pool.
+    bare: start SGLang itself with the plugin, not our launcher, which checks and warms up.
+    plugins: SGLang's plugins that load; None: ours where the method needs it.
     flags, environment: added last.
     """
 
@@ -63,6 +65,8 @@ class ServerSpec:
     dummy: bool = False
     tensor_parallel: int = 1
     memory_share: float = 0.85
+    bare: bool = False
+    plugins: tuple[str, ...] | None = None
     flags: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -114,14 +118,22 @@ class ServerSpec:
 
     def variables(self) -> dict[str, str]:
         """What is added to the environment: which plugins load, and the plugin's options."""
-        variables = {"SGLANG_PLUGINS": PLUGIN if self.method.ours else "none"}
+        plugins = self.plugins
+        if plugins is None:
+            plugins = (PLUGIN,) if self.method.ours else ("none",)
+        variables = {"SGLANG_PLUGINS": ",".join(plugins)}
         if self.nodes:
             variables["LONGLEAF_ENGINE"] = json.dumps({"nodes": list(self.nodes)})
         return variables | dict(self.environment)
 
+    @property
+    def launched(self) -> bool:
+        """Whether our launcher starts it."""
+        return self.method.ours and not self.bare
+
     def command(self, port: int) -> list[str]:
         """Our launcher where the plugin is in, else SGLang's own."""
-        launcher = ["longleaf", "engine", "--"] if self.method.ours else ["sglang.launch_server"]
+        launcher = ["longleaf", "engine", "--"] if self.launched else ["sglang.launch_server"]
         return [sys.executable, "-W", "ignore", "-m", *launcher, *self.sglang_arguments(port)]
 
 
@@ -182,7 +194,7 @@ class Server:
 
     def _answers(self) -> bool:
         """Our launcher says ready after its warm-up; SGLang's own answers before any."""
-        if self.spec.method.ours and "longleaf engine ready" not in self.log.read_text(
+        if self.spec.launched and "longleaf engine ready" not in self.log.read_text(
             errors="replace"
         ):
             return False

@@ -66,13 +66,23 @@ def report_steps(client: Client) -> None:
     type=click.Choice([method.value for method in Method]),
     help="Start a 61-layer server too.",
 )
+@click.option("--bare", is_flag=True, help="Without our launcher.")
 @click.option("--nodes", type=int, multiple=True, help="Node counts of ddtree's steps.")
-def main(methods: tuple[str, ...], long_methods: tuple[str, ...], nodes: tuple[int, ...]) -> None:
+def main(
+    methods: tuple[str, ...],
+    long_methods: tuple[str, ...],
+    nodes: tuple[int, ...],
+    *,
+    bare: bool,
+) -> None:
     """Report on servers of the tiny pair, and step times of 61-layer ones."""
     source = PromptSource(Tokenizer.load(DEFAULT_MODELS / "tiny-target"))
     names = [(tiny, name) for name in methods] + [(long, name) for name in long_methods]
     specs = [make(Method(name), nodes=nodes if name == "ddtree" else ()) for make, name in names]
-    servers = [Server(spec, free_port(i), LOGS) for i, spec in enumerate(specs)]
+    servers = [
+        Server(spec.variant(spec.name, bare=bare), free_port(i), LOGS)
+        for i, spec in enumerate(specs)
+    ]
     failed = 0
     try:
         for server in servers:

@@ -1,0 +1,136 @@
+"""The servers of these tests by name, and how tests ask them."""
+
+import json
+import lzma
+import os
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ops.gpu.client import Client, Generation
+from ops.gpu.pairs import HOME, stretched, tiny
+from ops.gpu.plugin_distribution import entry_points_text
+from ops.gpu.reference import DATA, NODES
+from ops.gpu.servers import Method, Server, ServerSpec
+
+FAULTS = (
+    "causal-mask",
+    "positions-by-node",
+    "stale-padding",
+    "draft-not-cropped",
+    "window-ignored",
+)
+"""Faults that tests/gpu/engine/faulty plants on one GPU; "rank-different-trees" needs two."""
+
+PADDED_BATCH = 8
+"""The only graph size of servers that must pad: smaller batches leave padding requests."""
+
+
+def _ddtree(name: str, **changes: object) -> ServerSpec:
+    return tiny(Method.DDTREE, name, nodes=(NODES,)).variant(name, **changes)
+
+
+def _planted(name: str, fault: str, **changes: object) -> ServerSpec:
+    """A server whose plugin is ours with a fault in it; SGLang itself starts it."""
+    return _ddtree(
+        name,
+        bare=True,
+        plugins=("longleaf_faulty",),
+        environment={
+            "LONGLEAF_TEST_FAULT": fault,
+            "LONGLEAF_TEST_TREES": str(HOME / name),
+            "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(_distribution())]),
+        },
+        flags=("--cuda-graph-bs-decode", "1", str(PADDED_BATCH)),
+        **changes,
+    )
+
+
+def _distribution() -> Path:
+    """Install tests/gpu/engine/faulty.py as a plugin, in a folder for PYTHONPATH."""
+    folder = HOME / "faulty"
+    info = folder / "longleaf_faulty-0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: longleaf_faulty\nVersion: 0\n")
+    groups = {"sglang.srt.plugins": {"longleaf_faulty": "tests.gpu.engine.faulty:register"}}
+    (info / "entry_points.txt").write_text(entry_points_text(groups))
+    return folder
+
+
+SPECS: Mapping[str, Callable[[], ServerSpec]] = {
+    "plain": lambda: tiny(Method.STOCK_PLAIN, "plain"),
+    "chain": lambda: tiny(Method.STOCK_DFLASH, "chain"),
+    "ddtree": lambda: _ddtree("ddtree"),
+    "adaptive": lambda: tiny(Method.DDTREE, "adaptive"),
+    "ddtree-padded": lambda: _planted("ddtree-padded", "none"),
+    "ddtree-retracting": lambda: _ddtree(
+        "ddtree-retracting",
+        environment={"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "20"},
+    ),
+    "soak": lambda: stretched(Method.DDTREE, "soak", (NODES,)).variant(
+        "soak", pool_tokens=150_000, running_requests=16
+    ),
+    "ddtree-tp2": lambda: _planted("ddtree-tp2", "none", tensor_parallel=2),
+    "ddtree-tp2-faulty": lambda: _planted(
+        "ddtree-tp2-faulty", "rank-different-trees", tensor_parallel=2
+    ),
+    **{f"faulty-{fault}": partial(_planted, f"faulty-{fault}", fault) for fault in FAULTS},
+}
+
+
+def gpus_needed(name: str) -> int:
+    """GPUs of a server."""
+    return SPECS[name]().tensor_parallel
+
+
+class Fleet:
+    """Running servers by name; the first use of one waits until it is ready."""
+
+    def __init__(self, servers: Mapping[str, Server]) -> None:
+        self._servers = servers
+        self._ready: set[str] = set()
+
+    def server(self, name: str) -> Server:
+        """The server, ready. EngineError with the end of its log if it does not start."""
+        server = self._servers[name]
+        if name not in self._ready:
+            server.wait_ready(240)
+            self._ready.add(name)
+        return server
+
+    def client(self, name: str) -> Client:
+        """A client of the server, once it is ready."""
+        return self.server(name).client
+
+
+def ask_all(
+    client: Client,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    *,
+    at_once: int = 8,
+    **options: Any,
+) -> list[Generation]:
+    """Answer prompts, several at a time, in the order given."""
+    with ThreadPoolExecutor(at_once) as pool:
+        futures = [pool.submit(client.generate, p, max_tokens, **options) for p in prompts]
+        return [future.result() for future in futures]
+
+
+def commit_len(answers: Sequence[Generation]) -> float:
+    """Tokens a verify step over all answers; the first token of each comes from prefill."""
+    return sum(len(a.tokens) - 1 for a in answers) / sum(a.steps for a in answers)
+
+
+def embedded() -> dict[str, Any]:
+    """What the embedded engine did on the same prompts (python -m ops.gpu.reference)."""
+    document: dict[str, Any] = json.loads(lzma.decompress(Path(DATA).read_bytes()))
+    return document
+
+
+def embedded_commit_len(kind: str, method: str = "tree") -> float:
+    """Its tokens a step over a set of prompts."""
+    entry = embedded()[method][kind]
+    return float(sum(entry["committed"]) / sum(entry["steps"]))

@@ -1,0 +1,140 @@
+"""What else a request may ask for: schemas, log-probabilities, stops; and leaving early."""
+
+import http.client
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from ops.bench.prompts import PromptSource
+from ops.gpu.client import Client
+from tests.gpu.engine.fleet import Fleet, ask_all
+from tests.gpu.engine.judge import GAP, partings, wrong
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 24},
+        "count": {"type": "integer", "minimum": 0, "maximum": 999},
+        "tags": {"type": "array", "items": {"enum": ["a", "b", "c"]}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["name", "count", "tags"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.servers("ddtree")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_answers_to_a_schema_are_valid_beside_free_ones(
+    fleet: Fleet, source: PromptSource, temperature: float
+) -> None:
+    client = fleet.client("ddtree")
+    free = [prompt.tokens.tolist() for prompt in source.cut("prose", 200, 1)]
+    alone = [client.generate(prompt, 96).tokens for prompt in free]
+
+    def constrained(number: int) -> str:
+        return client.generate(
+            f"A record with a name, a count and tags, number {number}: ",
+            160,
+            temperature=temperature,
+            ignore_eos=False,
+            json_schema=json.dumps(SCHEMA),
+        ).text
+
+    with ThreadPoolExecutor(8) as pool:
+        texts = [pool.submit(constrained, number) for number in range(6)]
+        beside = [pool.submit(client.generate, prompt, 96) for prompt in free]
+        records = [json.loads(text.result()) for text in texts]
+    for record in records:
+        assert set(record) == {"name", "count", "tags"}
+        assert isinstance(record["name"], str)
+        assert 0 <= record["count"] <= 999
+        assert set(record["tags"]) <= {"a", "b", "c"}
+        assert 1 <= len(record["tags"]) <= 3
+    same = [future.result().tokens == tokens for future, tokens in zip(beside, alone, strict=True)]
+    assert sum(same) >= len(same) - 1  # one may part by rounding: another batch, other kernels
+
+
+@pytest.mark.servers("plain", "ddtree")
+def test_log_probabilities_are_those_without_speculation(
+    fleet: Fleet, source: PromptSource
+) -> None:
+    prompts = [prompt.tokens.tolist() for prompt in source.cut("code", 400, 1)]
+    references = ask_all(fleet.client("plain"), prompts, 64, top_logprobs=3)
+    answers = ask_all(fleet.client("ddtree"), prompts, 64, top_logprobs=3)
+    assert wrong(partings(answers, references)) == []
+    ends = {item.prompt: item.position for item in partings(answers, references)}
+    compared = 0
+    for index, (answer, reference) in enumerate(zip(answers, references, strict=True)):
+        assert len(answer.logprobs) == len(answer.top_logprobs) == 64
+        for at in range(ends.get(index, 64)):
+            compared += 1
+            assert answer.logprobs[at] == pytest.approx(reference.logprobs[at], abs=GAP)
+            assert answer.logprobs[at] == answer.top_logprobs[at][0][0]
+    assert compared >= 64 * len(prompts) // 2
+
+
+@pytest.mark.servers("plain", "ddtree")
+def test_stop_strings_end_an_answer_within_a_step(fleet: Fleet, source: PromptSource) -> None:
+    prompt = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, "
+    plain, ours = (
+        fleet.client(name).generate(prompt, 64, stop=["17"]) for name in ("plain", "ddtree")
+    )
+    assert ours.finish == "stop"
+    assert ours.text == plain.text
+    assert "16" in ours.text
+    assert "17" not in ours.text
+
+
+@pytest.mark.servers("ddtree")
+@pytest.mark.parametrize("tokens", [1, 2, 7, 8, 9, 31])
+def test_max_tokens_is_exact(fleet: Fleet, source: PromptSource, tokens: int) -> None:
+    answer = fleet.client("ddtree").generate("1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ", tokens)
+    assert (len(answer.tokens), answer.finish) == (tokens, "length")
+
+
+def wait_until_free(client: Client, tokens: int, seconds: float = 20.0) -> int:
+    """Wait until that many slots are free, and return how many are in the end."""
+    end = time.monotonic() + seconds
+    while (free := client.free_tokens()) < tokens and time.monotonic() < end:
+        time.sleep(0.1)
+    return free
+
+
+@pytest.mark.servers("ddtree")
+def test_slots_of_abandoned_answers_come_back(fleet: Fleet, source: PromptSource) -> None:
+    client = fleet.client("ddtree")
+    prompts = [prompt.tokens.tolist() for prompt in source.cut("prose", 600, 2)][:8]
+    start = wait_until_free(client, client.free_tokens())
+    streams: list[http.client.HTTPResponse] = []
+    for prompt in prompts:
+        response = client.start_stream(
+            {
+                "input_ids": prompt,
+                "stream": True,
+                "sampling_params": {
+                    "max_new_tokens": 4000,
+                    "temperature": 0.8,
+                    "ignore_eos": True,
+                },
+            }
+        )
+        response.readline()
+        streams.append(response)
+    for response in streams:
+        response.close()
+    assert wait_until_free(client, start) == start
+
+
+@pytest.mark.servers("plain", "ddtree-retracting")
+def test_retracted_answers_are_whole(fleet: Fleet, source: PromptSource) -> None:
+    """The server retracts a request every 20 steps; answers go on as if nothing had happened."""
+    prompts = [prompt.tokens.tolist() for prompt in source.cut("prose", 500, 2)][:8]
+    references = ask_all(fleet.client("plain"), prompts, 200, top_logprobs=3)
+    client = fleet.client("ddtree-retracting")
+    start = client.free_tokens()
+    answers = ask_all(client, prompts, 200)
+    assert sum(int(answer.meta["num_retractions"]) for answer in answers) > 0
+    assert wrong(partings(answers, references)) == []
+    assert wait_until_free(client, start) == start
