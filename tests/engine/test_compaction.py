@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("tests.engine.emulated")  # SGLang's stubs come before SGLang
 
 from longleaf.engine.accept import Committed  # noqa: E402
-from longleaf.engine.compaction import compact_target, draft_rows, target_pools  # noqa: E402
+from longleaf.engine.compaction import TargetCompactor, draft_rows, target_pools  # noqa: E402
 from longleaf_kernels import Accepted  # noqa: E402
 from tests.engine.emulated import EngineKernels, emulated_library, kernels  # noqa: E402, F401
 
@@ -35,11 +35,23 @@ def test_rows_move_in_every_layer(kind: str) -> None:
         pool = SimpleNamespace(k_buffer=layers(2, 8), v_buffer=values)
         every = [*pool.k_buffer, *pool.v_buffer]
     before = [layer.clone() for layer in every]
-    compact_target(pool, SLOTS, ACCEPTED)
+    compactor = TargetCompactor()
+    compactor(pool, SLOTS, ACCEPTED)
     for layer, old in zip(every, before, strict=True):
         expected = old.clone()
         expected[9], expected[2] = old[2], old[7]
         assert torch.equal(layer, expected)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_pool_that_was_made_anew_is_the_one_that_is_moved() -> None:
+    compactor = TargetCompactor()
+    pool = SimpleNamespace(kv_buffer=[torch.rand(12, 1, 8)])
+    compactor(pool, SLOTS, ACCEPTED)
+    pool.kv_buffer = [torch.rand(12, 1, 8)]
+    before = pool.kv_buffer[0].clone()
+    compactor(pool, SLOTS, ACCEPTED)
+    assert torch.equal(pool.kv_buffer[0][9], before[2])
 
 
 def test_pools_of_one_shape_go_in_one_launch() -> None:
@@ -56,7 +68,7 @@ def test_a_step_of_roots_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError
 
     monkeypatch.setattr(compaction, "compact_kv", refuse)
-    compact_target(SimpleNamespace(kv_buffer=[torch.zeros(12, 1, 8)]), SLOTS[:, :1], ACCEPTED)
+    TargetCompactor()(SimpleNamespace(kv_buffer=[torch.zeros(12, 1, 8)]), SLOTS[:, :1], ACCEPTED)
 
 
 def test_the_draft_kv_gets_the_paths_hidden_states_at_committed_positions() -> None:

@@ -16,6 +16,7 @@ from sglang.srt.speculative import dflash_worker_v2  # noqa: E402
 
 from longleaf.engine import accept, compaction, verify_input, worker  # noqa: E402
 from longleaf.engine.accept import Acceptor  # noqa: E402
+from longleaf.engine.compaction import TargetCompactor  # noqa: E402
 from longleaf.engine.draft_head import MarginalHead, Shard  # noqa: E402
 from longleaf.engine.metrics import PhaseClock, StepLedger  # noqa: E402
 from longleaf.engine.options import EngineOptions  # noqa: E402
@@ -108,6 +109,7 @@ def make_worker(world: World, nodes: Sequence[int], monkeypatch: pytest.MonkeyPa
         "_runners": OneWidth(),
         "_clock": PhaseClock(1),
         "_ledger": StepLedger(),
+        "_compactor": TargetCompactor(),
         "_observer": None,
         "_head": MarginalHead(
             Shard(torch.eye(VOCABULARY), 0, VOCABULARY), BLOCK, max(1, max(nodes) - 1), 4
@@ -299,7 +301,7 @@ def test_draft_kv_that_is_not_cropped_is_caught(monkeypatch: pytest.MonkeyPatch)
 def test_rows_that_are_not_compacted_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(PROMPTS, room=200)
     made = make_worker(world, [16], monkeypatch)
-    monkeypatch.setattr(worker, "compact_target", lambda *given: None)
+    made._compactor = lambda *given: None
     with pytest.raises(AssertionError):
         run(world, made, 6)
 

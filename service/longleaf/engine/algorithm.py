@@ -99,6 +99,8 @@ class DDTreeAlgorithm(CustomSpecAlgo):
         check_sizes(block, nodes, server_args.page_size)
         server_args.speculative_dflash_block_size = None
         server_args.speculative_num_draft_tokens = max(block, *nodes)
+        # A cached property, should anything have read it before.
+        vars(server_args).pop("max_speculative_num_draft_tokens", None)
         if server_args.speculative_draft_attention_backend is None:
             server_args.speculative_draft_attention_backend = "triton"
         _handle_dflash(server_args)

@@ -26,7 +26,6 @@ class DraftRows(NamedTuple):
 def target_pools(kv_pool: Any) -> list[list[Tensor]]:
     """Return the KV tensors of every layer of SGLang's pool, those of one shape together.
 
-    Read anew at each step: SGLang may replace them when it resizes the pool after capture.
     Raises TypeError for a pool that keeps its rows in another way.
     """
     rows = getattr(kv_pool, "kv_buffer", None)
@@ -42,15 +41,28 @@ def target_pools(kv_pool: Any) -> list[list[Tensor]]:
     return [flat_keys, flat_values]
 
 
-def compact_target(kv_pool: Any, slots: Tensor, accepted: Accepted) -> None:
-    """Move the accepted rows of all layers to the front of the step's slots.
+class TargetCompactor:
+    """Moves accepted rows of all layers to the front of a step's slots, one launch a shape."""
 
-    slots: int64[batch, nodes], node i's row. One launch for an MLA pool of up to 256 layers.
-    """
-    if slots.shape[1] == 1:
-        return  # the root is where it belongs
-    for pools in target_pools(kv_pool):
-        compact_kv(pools, slots, accepted.path, accepted.path_len)
+    def __init__(self) -> None:
+        self._pools: list[list[Tensor]] = []
+        self._of: tuple[Any, ...] = ()
+
+    def __call__(self, kv_pool: Any, slots: Tensor, accepted: Accepted) -> None:
+        """Compact after a step. slots: int64[batch, nodes], node i's row."""
+        if slots.shape[1] == 1:
+            return  # the root is where it belongs
+        for pools in self._current(kv_pool):
+            compact_kv(pools, slots, accepted.path, accepted.path_len)
+
+    def _current(self, kv_pool: Any) -> list[list[Tensor]]:
+        # SGLang may replace the tensors when it resizes the pool after capture.
+        names = ("kv_buffer", "k_buffer", "v_buffer")
+        first = tuple(tensors[0] for name in names if (tensors := getattr(kv_pool, name, None)))
+        known = len(first) == len(self._of)
+        if not known or any(a is not b for a, b in zip(first, self._of, strict=True)):
+            self._pools, self._of = target_pools(kv_pool), first
+        return self._pools
 
 
 def draft_rows(hidden: Tensor, slots: Tensor, prefix_lens: Tensor, done: Committed) -> DraftRows:

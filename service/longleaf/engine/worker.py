@@ -25,8 +25,8 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import SIMULATE_ACC_LEN, build_grammar_vocab_mask
 from torch import Tensor
 
-from longleaf.engine.accept import Acceptor, add_logprobs, committed, grammar_tree
-from longleaf.engine.compaction import compact_target, draft_rows
+from longleaf.engine.accept import Acceptor, Committed, add_logprobs, committed, grammar_tree
+from longleaf.engine.compaction import TargetCompactor, draft_rows
 from longleaf.engine.draft_head import DraftMarginals, MarginalHead, head_shard
 from longleaf.engine.metrics import EngineObserver, PhaseClock, StepLedger, StepRecord
 from longleaf.engine.options import captured_nodes, engine_options
@@ -84,6 +84,7 @@ class DDTreeWorker(DFlashWorkerV2):
         self._runners = VerifyRunners(self.model_runner)
         self._clock = PhaseClock(self._options.sample_phases)
         self._ledger = StepLedger()
+        self._compactor = TargetCompactor()
         self._observer: EngineObserver | None = None
         if ps.tp_rank == 0:
             logger.info(
@@ -198,30 +199,9 @@ class DDTreeWorker(DFlashWorkerV2):
         links = grammar_tree(trees) if batch.has_grammar else None
         with self._clock.phase("verify"):
             logits_output, graph = self._verify(batch, draft_input, trees, slots)
-        with self._clock.phase("accept"):
-            logits = self._adjusted_logits(batch, logits_output, links, nodes, grammar_barrier)
-            max_path = min(int(self.block_size), nodes)
-            accepted = self._acceptor(trees, logits, batch.sampling_info, prefix_lens, max_path)
-            done = committed(trees, accepted, prefix_lens, int(self.block_size))
-            if on_publish is not None:
-                on_publish(done.seq_lens)
-            if self._policy.wants_paths:
-                record.path = _async_d2h(accepted.path)
-            if batch.return_logprob:
-                add_logprobs(batch, logits_output, done)
-        with self._clock.phase("compact"):
-            kv_pool = self.model_runner.token_to_kv_pool
-            compact_target(kv_pool, slots, accepted)
-            hidden = logits_output.hidden_states
-            if hidden is None:
-                raise RuntimeError("DDTREE needs the target's tapped hidden states, got none")
-            rows = draft_rows(hidden.view(slots.numel(), -1), slots, prefix_lens, done)
-            self._append_target_hidden_to_draft_kv_by_loc(
-                target_hidden=rows.hidden,
-                cache_loc=rows.slots.view(-1),
-                cache_loc_2d=rows.slots,
-                positions=rows.positions,
-                commit_lens=done.lengths,
+        with torch.inference_mode():  # operators cost the CPU a fraction of what they do outside
+            done = self._settle(
+                batch, record, trees, slots, logits_output, links, grammar_barrier, on_publish
             )
         logits_output.hidden_states = None
         return GenerationBatchResult(
@@ -235,6 +215,46 @@ class DDTreeWorker(DFlashWorkerV2):
             speculative_num_draft_tokens=int(self.block_size),
             new_seq_lens=done.seq_lens,
         )
+
+    def _settle(
+        self,
+        batch: Any,
+        record: StepRecord,
+        trees: DraftTrees,
+        slots: Tensor,
+        logits_output: Any,
+        links: Any,
+        grammar_barrier: Callable[[], None] | None,
+        on_publish: Callable[[Tensor], None] | None,
+    ) -> Committed:
+        """Accept, publish the new lengths, and put the accepted rows where the next step reads."""
+        nodes = slots.shape[1]
+        prefix_lens = batch.seq_lens
+        with self._clock.phase("accept"):
+            logits = self._adjusted_logits(batch, logits_output, links, nodes, grammar_barrier)
+            max_path = min(int(self.block_size), nodes)
+            accepted = self._acceptor(trees, logits, batch.sampling_info, prefix_lens, max_path)
+            done = committed(trees, accepted, prefix_lens, int(self.block_size))
+            if on_publish is not None:
+                on_publish(done.seq_lens)
+            if self._policy.wants_paths:
+                record.path = _async_d2h(accepted.path)
+            if batch.return_logprob:
+                add_logprobs(batch, logits_output, done)
+        with self._clock.phase("compact"):
+            self._compactor(self.model_runner.token_to_kv_pool, slots, accepted)
+            hidden = logits_output.hidden_states
+            if hidden is None:
+                raise RuntimeError("DDTREE needs the target's tapped hidden states, got none")
+            rows = draft_rows(hidden.view(slots.numel(), -1), slots, prefix_lens, done)
+            self._append_target_hidden_to_draft_kv_by_loc(
+                target_hidden=rows.hidden,
+                cache_loc=rows.slots.view(-1),
+                cache_loc_2d=rows.slots,
+                positions=rows.positions,
+                commit_lens=done.lengths,
+            )
+        return done
 
     def _build(
         self, batch: Any, draft_input: Any, roots: Tensor, prefix_lens: Tensor, nodes: int
