@@ -9,6 +9,7 @@ from longleaf import __version__
 
 COMMANDS: Mapping[str, str] = {
     "embedded": "longleaf.embedded.command:embedded_command",
+    "engine": "longleaf.engine.launch:engine_command",
     "gateway": "longleaf.gateway.command:gateway_command",
     "serve": "longleaf.serve.command:serve_command",
 }

@@ -1,0 +1,265 @@
+"""``longleaf engine -- <sglang args>``: check, start SGLang, warm it up, and watch it.
+
+SGLang answers as soon as it listens, which is before the warm-up. Ready is therefore told by the
+launcher: one line ``ready`` on standard output, and the file of --ready-file, which exists only
+while the server is up and warm. A Kubernetes readiness probe is ``test -f FILE``; the gateway
+follows ready pods, and where there is no cluster it is to be started after the line.
+
+Exit status: 2 for a drift, found before anything started; the server's own where it ended by
+itself or after a signal (1 where that would be 0 without a signal); 1 for a start that failed.
+"""
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import click
+
+from longleaf.engine.drift import GUARD_VARIABLE
+from longleaf.engine.warmup import Client, HttpError, has_grammar, warmup_requests
+
+CHECK = (sys.executable, "-m", "longleaf.engine.check")
+SERVER = (sys.executable, "-m", "sglang.launch_server")
+_PROGRESS_SECONDS = 10.0
+_TAIL_LINES = 30
+
+
+class StartError(RuntimeError):
+    """The server did not become ready; the message says what it was waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchConfig:
+    """Arguments of the server, where readiness is written, and limits in seconds.
+
+    check, server: the commands that the arguments are appended to.
+    """
+
+    arguments: tuple[str, ...]
+    ready_file: Path | None = None
+    start_seconds: float = 1800.0
+    stop_seconds: float = 120.0
+    check: tuple[str, ...] = CHECK
+    server: tuple[str, ...] = SERVER
+
+
+def server_client(arguments: Sequence[str]) -> Client:
+    """Return a client of the server that is started with these arguments."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=30000)
+    parser.add_argument("--api-key")
+    known, _ = parser.parse_known_args(list(arguments))
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(known.host, known.host)
+    return Client(f"http://{host}:{known.port}", known.api_key)
+
+
+class Server:
+    """The server's process, its group and the last lines that it wrote."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, GUARD_VARIABLE: "1"},
+        )
+        self._lines: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self._signalled = False
+
+    def _read(self) -> None:
+        stream: IO[bytes] | None = self._process.stdout
+        assert stream is not None
+        for line in stream:
+            text = line.decode(errors="replace")
+            self._lines.append(text)
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+    def signalled(self) -> bool:
+        """Return whether a signal was passed on."""
+        return self._signalled
+
+    @property
+    def status(self) -> int | None:
+        """Exit status as a shell tells it (128 + signal); None while the process runs."""
+        code = self._process.poll()
+        return 128 - code if code is not None and code < 0 else code
+
+    def tail(self) -> str:
+        """Return the last lines of the output."""
+        self._reader.join(timeout=2.0)
+        return "".join(self._lines)
+
+    def forward(self, number: int) -> None:
+        """Send a signal to the server alone: it drains, and ends its own children."""
+        self._signalled = True
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def wait(self, seconds: float) -> int | None:
+        """Wait for the end for so long; the exit status, or None."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        return self.status
+
+    def end(self, grace_seconds: float) -> None:
+        """SIGTERM, and after the grace SIGKILL, for the server and whatever it started."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            self.wait(grace_seconds)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+class Launcher:
+    """Takes one server from its check to its end."""
+
+    def __init__(self, config: LaunchConfig) -> None:
+        self._config = config
+        self._client = server_client(config.arguments)
+
+    def run(self) -> int:
+        """Check, start, warm up, watch; returns the exit status."""
+        config = self._config
+        self._set_ready(False)
+        checked = subprocess.run([*config.check, *config.arguments], check=False)
+        if checked.returncode != 0:
+            return checked.returncode if checked.returncode > 0 else 1
+        server = Server([*config.server, *config.arguments])
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda got, _frame: server.forward(got))
+        try:
+            begin = time.monotonic()
+            self._start(server, begin + config.start_seconds)
+            if not server.signalled():
+                self._set_ready(True)
+                click.echo(f"ready after {time.monotonic() - begin:.0f} s: {self._client.url}")
+            return self._watch(server)
+        except StartError as error:
+            click.echo(f"longleaf engine: {error}", err=True)
+            return server.status or 1
+        finally:
+            self._set_ready(False)
+            server.end(config.stop_seconds)
+
+    def _start(self, server: Server, deadline: float) -> None:
+        for path in ("/model_info", "/v1/loads"):
+            self._wait_for(server, path, deadline)
+        info = self._ask(server, deadline)
+        for name, body in warmup_requests(info):
+            if server.signalled():
+                return
+            click.echo(f"longleaf engine: warm-up, {name}", err=True)
+            try:
+                self._client.generate(body, max(1.0, deadline - time.monotonic()))
+            except HttpError as error:
+                if server.signalled():
+                    return
+                self._raise_if_ended(server, f"the warm-up request ({name})")
+                raise StartError(f"the warm-up request ({name}) failed: {error}") from error
+
+    def _ask(self, server: Server, deadline: float) -> bool:
+        try:
+            info = self._client.get("/server_info", max(1.0, deadline - time.monotonic()))
+        except HttpError as error:
+            self._raise_if_ended(server, "/server_info")
+            raise StartError(str(error)) from error
+        return has_grammar(info)
+
+    def _wait_for(self, server: Server, path: str, deadline: float) -> None:
+        """Poll until ``path`` answers 200; says every 10 s what it waits for."""
+        begin = said = time.monotonic()
+        last = ""
+        while not server.signalled():
+            self._raise_if_ended(server, path)
+            try:
+                self._client.get(path, 5.0)
+            except HttpError as error:
+                last = str(error)
+            else:
+                return
+            now = time.monotonic()
+            if now > deadline:
+                raise StartError(
+                    f"not ready after {self._config.start_seconds:.0f} s (--start-seconds), "
+                    f"waiting for {path}: {last}"
+                )
+            if now - said >= _PROGRESS_SECONDS:
+                said = now
+                click.echo(f"longleaf engine: {now - begin:.0f} s, waiting for {path}", err=True)
+            server.wait(0.2)
+
+    @staticmethod
+    def _raise_if_ended(server: Server, waiting_for: str) -> None:
+        if server.wait(0.0) is None or server.signalled():
+            return
+        raise StartError(
+            f"the server ended with status {server.status} before it was ready, waiting for "
+            f"{waiting_for}; its last lines:\n{server.tail()}"
+        )
+
+    def _watch(self, server: Server) -> int:
+        while True:
+            status = server.wait(0.5)
+            if server.signalled():
+                self._set_ready(False)
+                status = server.wait(self._config.stop_seconds)
+                return 1 if status is None else status
+            if status is not None:
+                click.echo(
+                    f"longleaf engine: the server ended by itself with status {status}; its last "
+                    f"lines:\n{server.tail()}",
+                    err=True,
+                )
+                return status or 1
+
+    def _set_ready(self, ready: bool) -> None:
+        path = self._config.ready_file
+        if path is None:
+            return
+        if ready:
+            path.write_text(f"{self._client.url}\n")
+        else:
+            path.unlink(missing_ok=True)
+
+
+@click.command("engine")
+@click.option("--ready-file", type=click.Path(path_type=Path), help="Exists while ready.")
+@click.option(
+    "--start-seconds", default=1800.0, show_default=True, help="Give up starting after this."
+)
+@click.option("--stop-seconds", default=120.0, show_default=True, help="Longest drain.")
+@click.option("--check-only", is_flag=True, help="Run the checks and start nothing.")
+@click.argument("sglang_args", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def engine_command(
+    ctx: click.Context,
+    ready_file: Path | None,
+    start_seconds: float,
+    stop_seconds: float,
+    check_only: bool,
+    sglang_args: tuple[str, ...],
+) -> None:
+    """Start SGLang with the DDTREE plugin, checked and warmed up.
+
+    Arguments after -- go to `python -m sglang.launch_server`.
+    """
+    if check_only:
+        ctx.exit(subprocess.run([*CHECK, *sglang_args], check=False).returncode)
+    ctx.exit(Launcher(LaunchConfig(sglang_args, ready_file, start_seconds, stop_seconds)).run())
