@@ -9,13 +9,14 @@ PYTEST_ARGS ?=
 
 TORCH_VENV := .venv-torch
 CUDA_VENV := .venv-cuda
+ENGINE_VENV := .venv-engine
 CHECK_ARGS ?=
 
 BENCH_ARGS ?=
 KERNEL_BENCH = PYTHONPATH=kernels:service:. $(PYTHON) -m kernel_bench
 
 .PHONY: help serve test lint format lock bench-commit clean kernels test-torch check-kernels \
-	bench-kernels plot-kernels predict-kernels sanitize-kernels
+	bench-budget test-engine bench-kernels plot-kernels predict-kernels sanitize-kernels
 
 help: ## List the targets
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -45,6 +46,9 @@ kernels: ## Compile the CUDA kernels in place; needs nvcc, no GPU
 test-torch: $(TORCH_VENV)/.ready ## Run the kernels' tests on the CPU, with torch
 	$(TORCH_VENV)/bin/python -m pytest tests/kernels $(PYTEST_ARGS)
 
+test-engine: $(ENGINE_VENV)/.ready ## Run the plugin's tests on the CPU, in the real SGLang 0.5.17 with stubs
+	$(ENGINE_VENV)/bin/python -m pytest tests/engine $(PYTEST_ARGS)
+
 check-kernels: $(CUDA_VENV)/.ready ## Compile for every target, hold registers, spills, instructions to kernels/resources.json
 	@CUDA_HOME="$$(cd $(CUDA_VENV)/lib/python3*/site-packages/nvidia/cu13 && pwd)" \
 		$(CUDA_VENV)/bin/python kernels/check_resources.py $(CHECK_ARGS)
@@ -70,8 +74,11 @@ lock: $(VENV)/.dev ## Resolve the locked versions again
 	$(COMPILE) $(HUB_ONLY:%=--unsafe-package %) --build-deps-for wheel --build-deps-for editable -o requirements.lock service/pyproject.toml
 	$(COMPILE) --allow-unsafe -o requirements-dev.lock requirements-dev.in
 
+bench-budget: $(VENV)/.dev ## Simulate the adaptive budget on recorded trees; writes ops/results/budget.json
+	$(BIN)/python -m ops.bench.budget
+
 clean: ## Remove the venv and caches
-	rm -rf $(VENV) $(TORCH_VENV) $(CUDA_VENV) build kernels/longleaf_kernels/lib .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TORCH_VENV) $(ENGINE_VENV) $(CUDA_VENV) build kernels/longleaf_kernels/lib .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(VENV)/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "longleaf needs Python 3.11 or newer, this is " + sys.version)'
@@ -92,6 +99,13 @@ $(TORCH_VENV)/.ready: requirements-torch.txt
 	@echo "installing torch into $(TORCH_VENV)"
 	@$(PYTHON) -m venv $(TORCH_VENV)
 	@$(TORCH_VENV)/bin/pip install --quiet --disable-pip-version-check -r requirements-torch.txt
+	@touch $@
+
+$(ENGINE_VENV)/.ready: requirements-torch.txt requirements-engine.txt
+	@echo "installing SGLang into $(ENGINE_VENV)"
+	@$(PYTHON) -m venv $(ENGINE_VENV)
+	@$(ENGINE_VENV)/bin/pip install --quiet --disable-pip-version-check -r requirements-torch.txt
+	@$(ENGINE_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps -r requirements-engine.txt
 	@touch $@
 
 $(CUDA_VENV)/.ready: requirements-cuda.txt

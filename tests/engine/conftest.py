@@ -23,8 +23,8 @@ MODELS = Path(__file__).parents[2] / "service/longleaf/embedded/models"
 ENGINE = Path(__file__).parents[2] / "service/longleaf/engine"
 
 
-@pytest.fixture
-def sglang() -> None:
+@pytest.fixture(name="sglang")
+def needs_sglang() -> None:
     pytest.importorskip("sglang")
 
 

@@ -32,6 +32,8 @@ CHECK = (sys.executable, "-m", "longleaf.engine.check")
 SERVER = (sys.executable, "-m", "sglang.launch_server")
 _PROGRESS_SECONDS = 10.0
 _TAIL_LINES = 30
+_DYING_SECONDS = 3.0
+"""A connection breaks a moment before the process that held it has ended."""
 
 
 class StartError(RuntimeError):
@@ -171,14 +173,14 @@ class Launcher:
             except HttpError as error:
                 if server.signalled():
                     return
-                self._raise_if_ended(server, f"the warm-up request ({name})")
+                self._raise_if_ended(server, f"the warm-up request ({name})", _DYING_SECONDS)
                 raise StartError(f"the warm-up request ({name}) failed: {error}") from error
 
     def _ask(self, server: Server, deadline: float) -> bool:
         try:
             info = self._client.get("/server_info", max(1.0, deadline - time.monotonic()))
         except HttpError as error:
-            self._raise_if_ended(server, "/server_info")
+            self._raise_if_ended(server, "/server_info", _DYING_SECONDS)
             raise StartError(str(error)) from error
         return has_grammar(info)
 
@@ -206,8 +208,8 @@ class Launcher:
             server.wait(0.2)
 
     @staticmethod
-    def _raise_if_ended(server: Server, waiting_for: str) -> None:
-        if server.wait(0.0) is None or server.signalled():
+    def _raise_if_ended(server: Server, waiting_for: str, seconds: float = 0.0) -> None:
+        if server.wait(seconds) is None or server.signalled():
             return
         raise StartError(
             f"the server ended with status {server.status} before it was ready, waiting for "

@@ -1,0 +1,180 @@
+"""The launcher with real processes. The server is a stand-in (see standin.py): SGLang cannot serve
+without a GPU; tests/gpu/engine starts the real one.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from longleaf.engine import warmup
+from longleaf.engine.launch import server_client
+
+ROOT = Path(__file__).parents[2]
+STANDIN = ROOT / "tests/engine/standin.py"
+RUN = """
+import sys
+from pathlib import Path
+from longleaf.engine.launch import Launcher, LaunchConfig
+ready, seconds, check, server, *arguments = sys.argv[1:]
+raise SystemExit(Launcher(LaunchConfig(
+    tuple(arguments), Path(ready), float(seconds), 10.0,
+    (sys.executable, "-c", check), (sys.executable, server),
+)).run())
+"""
+
+
+@dataclass
+class Launched:
+    process: "subprocess.Popen[str]"
+    ready: Path
+    log: Path
+    port: int
+
+    def requests(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    def wait_ready(self) -> None:
+        end = time.monotonic() + 60
+        while not self.ready.exists():
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+    return port
+
+
+def launch(tmp_path: Path, *arguments: str, check: str = "", seconds: float = 60.0) -> Launched:
+    port, ready, log = free_port(), tmp_path / "ready", tmp_path / "log"
+    log.touch()
+    standin = ["--port", str(port), "--log", str(log), *arguments]
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN, str(ready), str(seconds), check, str(STANDIN), *standin],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "service")},
+    )
+    return Launched(process, ready, log, port)
+
+
+def nothing_listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_ready_comes_after_the_warm_up_and_sigterm_drains(tmp_path: Path) -> None:
+    launched = launch(tmp_path)
+    launched.wait_ready()
+    requests = launched.requests()
+    assert {"get": "/model_info"} in requests
+    assert {"get": "/v1/loads"} in requests
+    assert {"get": "/health"} not in requests
+    bodies = [item for item in requests if "text" in item]
+    assert [item["sampling_params"]["temperature"] for item in bodies] == [0, 0.8, 0, 0]
+    assert bodies[2]["text"].startswith(bodies[0]["text"])
+    assert "json_schema" in bodies[3]["sampling_params"]
+    launched.process.send_signal(signal.SIGTERM)
+    out, err = launched.process.communicate(timeout=30)
+    assert launched.process.returncode == 0
+    assert out.startswith("ready after ")
+    assert out.count("\n") == 1
+    assert "standin: draining" in err
+    assert not launched.ready.exists()
+    assert nothing_listens(launched.port)
+
+
+def test_sigint_drains_too_and_no_grammar_means_no_schema(tmp_path: Path) -> None:
+    launched = launch(tmp_path, "--grammar", "none")
+    launched.wait_ready()
+    assert sum("text" in item for item in launched.requests()) == 3
+    launched.process.send_signal(signal.SIGINT)
+    launched.process.communicate(timeout=30)
+    assert launched.process.returncode == 0
+
+
+def test_a_drift_starts_nothing(tmp_path: Path) -> None:
+    launched = launch(tmp_path, check="raise SystemExit(2)")
+    _, err = launched.process.communicate(timeout=30)
+    assert launched.process.returncode == 2
+    assert "standin" not in err
+    assert not launched.ready.exists()
+
+
+def test_a_server_that_dies_starting_is_told_with_its_last_lines(tmp_path: Path) -> None:
+    launched = launch(tmp_path, "--mode", "dies")
+    out, err = launched.process.communicate(timeout=30)
+    assert launched.process.returncode == 7
+    assert out == ""
+    said = err[err.index("longleaf engine: ") :]
+    assert "ended with status 7 before it was ready, waiting for /model_info" in said
+    assert "CUDA out of memory" in said
+
+
+def test_a_server_that_dies_in_the_warm_up_is_told(tmp_path: Path) -> None:
+    launched = launch(tmp_path, "--mode", "dies-warming")
+    out, err = launched.process.communicate(timeout=60)
+    assert launched.process.returncode == 9
+    assert out == ""
+    assert "scheduler died" in err[err.index("longleaf engine: the server ended") :]
+
+
+def test_a_warm_up_that_fails_ends_the_server(tmp_path: Path) -> None:
+    launched = launch(tmp_path, "--mode", "refuses")
+    out, err = launched.process.communicate(timeout=30)
+    assert launched.process.returncode == 1
+    assert out == ""
+    assert "the warm-up request (greedy) failed: /generate answered 500" in err
+    assert "no kernel image" in err
+    assert nothing_listens(launched.port)
+
+
+def test_a_server_that_dies_later_is_told_and_is_not_ready(tmp_path: Path) -> None:
+    launched = launch(tmp_path, "--mode", "dies-later")
+    out, err = launched.process.communicate(timeout=30)
+    assert launched.process.returncode == 9
+    assert out.startswith("ready after ")
+    assert "ended by itself with status 9" in err
+    assert not launched.ready.exists()
+
+
+def test_a_start_that_takes_too_long_says_what_it_waits_for(tmp_path: Path) -> None:
+    launched = launch(tmp_path, "--mode", "hangs", seconds=11.0)
+    _, err = launched.process.communicate(timeout=60)
+    assert launched.process.returncode != 0
+    assert "10 s, waiting for /model_info" in err
+    assert "not ready after 11 s (--start-seconds), waiting for /model_info" in err
+
+
+def test_a_stale_ready_file_is_removed_before_anything_else(tmp_path: Path) -> None:
+    (tmp_path / "ready").write_text("old")
+    launched = launch(tmp_path, check="raise SystemExit(2)")
+    launched.process.communicate(timeout=30)
+    assert not launched.ready.exists()
+
+
+def test_the_server_is_found_where_its_arguments_put_it() -> None:
+    client = server_client(["--model-path", "m", "--host", "0.0.0.0", "--port=31000"])
+    assert client.url == "http://127.0.0.1:31000"
+    client = server_client(["--host", "10.0.0.1", "--api-key", "secret"])
+    assert client.url == "http://10.0.0.1:30000"
+    assert client.api_key == "secret"
+
+
+def test_the_key_is_sent(tmp_path: Path) -> None:
+    launched = launch(tmp_path, "--grammar", "none")
+    launched.wait_ready()
+    warmup.Client(f"http://127.0.0.1:{launched.port}", "secret").generate({"text": "x"}, 10.0)
+    assert launched.requests()[-1]["authorization"] == "Bearer secret"
+    launched.process.terminate()
+    launched.process.communicate(timeout=30)
