@@ -13,9 +13,11 @@ ENGINE_VENV := .venv-engine
 CHECK_ARGS ?=
 
 BENCH_ARGS ?=
+ENGINE_MEASURED := build/engine-h200.json
 KERNEL_BENCH = PYTHONPATH=kernels:service:. $(PYTHON) -m kernel_bench
 
 .PHONY: help serve test lint format lock bench-commit clean kernels test-torch check-kernels \
+	gpu-payload test-gpu bench-engine plot \
 	bench-budget test-engine bench-kernels plot-kernels predict-kernels sanitize-kernels
 
 help: ## List the targets
@@ -64,6 +66,19 @@ predict-kernels: ## Print what the model predicts for sm_120a; BENCH_ARGS=--read
 
 sanitize-kernels: kernels ## Run memcheck and racecheck over a small set of launches on a GPU
 	$(KERNEL_BENCH).sanitize
+
+gpu-payload: $(VENV)/.dev ## Pack SGLang for a GPU host without a network (see ops/gpu/README.md)
+	$(BIN)/python -m ops.gpu.payload
+
+test-gpu: ## On the GPU host: run every test that needs a GPU; PYTEST_ARGS="-k lossless" selects
+	bash ops/gpu/host.sh $(PYTHON) -m pytest tests/gpu $(PYTEST_ARGS)
+
+bench-engine: ## On the GPU host: measure SGLang with DDTREE and without; writes ops/results/engine-h200.json
+	bash ops/gpu/host.sh $(PYTHON) -m ops.gpu.measure --out $(ENGINE_MEASURED) $(BENCH_ARGS)
+	PYTHONPATH=service:kernels:. $(PYTHON) -m ops.gpu.report $(ENGINE_MEASURED)
+
+plot: $(VENV)/.dev ## Draw step time against context from ops/results/engine-h200.json
+	$(BIN)/python -m ops.gpu.plot
 
 # tokenizers declares huggingface-hub for downloads from a hub, which nothing here does: it and what only it needs
 # (30 MB) stay out of the lock. Hence pip's --no-deps below: the lock is the whole list.

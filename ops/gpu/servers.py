@@ -43,6 +43,7 @@ class Method(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSpec:
     """One server. nodes: node counts of DDTREE's steps; one is fixed, empty takes the default.
+    engine: more of the plugin's options.
 
     draft_window: rows of context that the drafter keeps; None: what its config says.
     dummy: random weights, from config.json alone. memory_share: SGLang counts servers that start at
@@ -57,6 +58,7 @@ class ServerSpec:
     target: Path
     drafter: Path | None = None
     nodes: tuple[int, ...] = ()
+    engine: Mapping[str, object] = field(default_factory=dict)
     draft_window: int | None = None
     context_length: int
     pool_tokens: int
@@ -122,8 +124,9 @@ class ServerSpec:
         if plugins is None:
             plugins = (PLUGIN,) if self.method.ours else ("none",)
         variables = {"SGLANG_PLUGINS": ",".join(plugins)}
-        if self.nodes:
-            variables["LONGLEAF_ENGINE"] = json.dumps({"nodes": list(self.nodes)})
+        options = dict(self.engine) | ({"nodes": list(self.nodes)} if self.nodes else {})
+        if options:
+            variables["LONGLEAF_ENGINE"] = json.dumps(options)
         return variables | dict(self.environment)
 
     @property
@@ -131,9 +134,11 @@ class ServerSpec:
         """Whether our launcher starts it."""
         return self.method.ours and not self.bare
 
-    def command(self, port: int) -> list[str]:
+    def command(self, port: int, ready_file: Path) -> list[str]:
         """Our launcher where the plugin is in, else SGLang's own."""
-        launcher = ["longleaf", "engine", "--"] if self.launched else ["sglang.launch_server"]
+        launcher = ["sglang.launch_server"]
+        if self.launched:
+            launcher = ["longleaf", "engine", "--ready-file", str(ready_file), "--"]
         return [sys.executable, "-W", "ignore", "-m", *launcher, *self.sglang_arguments(port)]
 
 
@@ -145,7 +150,9 @@ class Server:
         self.client = Client(port)
         self.log = logs / f"{spec.name}.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        command = spec.command(port)
+        self._ready_file = logs / f"{spec.name}.ready"
+        self._ready_file.unlink(missing_ok=True)
+        command = spec.command(port, self._ready_file)
         variables = spec.variables()
         with self.log.open("w") as out:
             out.write(f"{variables} {' '.join(command)}\n")
@@ -185,18 +192,17 @@ class Server:
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """End the server and all its children."""
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
+        """End the server and all its children, in whatever process group they are."""
+        for pid in [*_descendants(self._process.pid), self._process.pid]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
         self._process.wait(timeout=30)
 
     def _answers(self) -> bool:
-        """Our launcher says ready after its warm-up; SGLang's own answers before any."""
-        if self.spec.launched and "longleaf engine ready" not in self.log.read_text(
-            errors="replace"
-        ):
+        """Our launcher is ready after its warm-up; SGLang itself answers before any."""
+        if self.spec.launched and not self._ready_file.exists():
             return False
         try:
             self.client.get("/model_info", 3)
@@ -226,3 +232,18 @@ def serve(
 def free_port(index: int) -> int:
     """A port for the index-th server of this process; servers take ports above theirs too."""
     return _FIRST_PORT + (os.getpid() % 50) * 600 + _PORTS_APART * index
+
+
+def _descendants(pid: int) -> list[int]:
+    """All processes below one, parents first."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    found = [pid]
+    for parent in found:
+        found += children.get(parent, [])
+    return found[1:]

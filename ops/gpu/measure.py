@@ -1,0 +1,229 @@
+"""Measure real SGLang on one GPU host: step times by context, prefill, profile, adaptive budget.
+
+``python -m ops.gpu.measure --out FILE [--part ours|widths|stock|adaptive ...]``: numbers are
+added to FILE after each measurement, so that a run that is cut short keeps what it has, and parts
+may run one after another. `ops.gpu.report` makes rows and the plot of it.
+"""
+
+import json
+import lzma
+import statistics
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import click
+
+from longleaf.embedded.load import DEFAULT_MODELS
+from longleaf.embedded.tokenizer import Tokenizer
+from ops.bench.prompts import DATA, PromptSource
+from ops.gpu.client import Client, Generation
+from ops.gpu.metrics import counters, phase_means
+from ops.gpu.pairs import HOME, LOGS, long, stretched
+from ops.gpu.servers import Method, serve
+from ops.gpu.shares import profile, read_events, shares
+from ops.gpu.timing import random_prompt, time_steps
+
+K = 1024
+OUR_CONTEXTS = (K, 8 * K, 32 * K, 64 * K, 128 * K, 185_000)
+STOCK_CONTEXTS = (K, 8 * K, 32 * K)
+WIDTH_CONTEXTS = (K, 16 * K, 64 * K)
+WIDTHS = (1, 8, 16, 32, 64)
+BENCH_NODES = 9
+KINDS = ("predictable", "code", "prose")
+
+
+class Record:
+    """The measurements of one host, written to a file after each."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.document: dict[str, Any] = (
+            json.loads(path.read_text()) if path.exists() else {"machine": _machine()}
+        )
+
+    def add(self, section: str, **entry: Any) -> None:
+        """Append to a section, print it and write the file."""
+        self.document.setdefault(section, []).append(entry)
+        print(section, json.dumps(entry)[:400], flush=True)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._path.write_text(json.dumps(self.document, indent=1) + "\n")
+
+
+def measure_steps(
+    record: Record, client: Client, server: str, contexts: Sequence[int], tokens: int
+) -> None:
+    """Step time at each context; prefill of one context goes on from the one before."""
+    prompt = random_prompt(max(contexts))
+    for context in contexts:
+        first = client.generate(prompt[:context], 8, timeout=600)
+        record.add(
+            "prefill",
+            server=server,
+            context=context,
+            cached=first.cached_tokens,
+            seconds=round(first.first_token_seconds, 4),
+        )
+        timing = time_steps(client, prompt[:context], tokens)
+        record.add("steps", server=server, context=context, **asdict(timing))
+
+
+def measure_extend(record: Record, client: Client, server: str, context: int, repeats: int) -> None:
+    """Time of one new token after a cached prefix: in the scheduler, and as a client sees it."""
+    prefix = random_prompt(context)
+    client.generate(prefix, 1, timeout=600)
+    inside, outside = [], []
+    for number in range(repeats + 1):
+        answer = client.generate([*prefix, 20 + number], 1, timeout=600)
+        if number:  # the first may compile
+            inside.append(1e3 * _prefill_seconds(answer))
+            outside.append(1e3 * answer.first_token_seconds)
+    low, median, high = statistics.quantiles(inside, n=4)
+    record.add(
+        "extend1",
+        server=server,
+        context=context,
+        ms=round(median, 3),
+        spread=[round(low, 3), round(high, 3)],
+        client_ms=round(statistics.median(outside), 3),
+        n=repeats,
+    )
+
+
+def _prefill_seconds(answer: Generation) -> float:
+    meta = answer.meta
+    return float(meta["prefill_finished_time"] - meta["forward_entry_time"])
+
+
+def measure_profile(record: Record, client: Client, server: str, context: int) -> None:
+    """Shares of GPU time in steps at one context, and the phases that our metrics report."""
+    prompt = random_prompt(context)
+    client.generate(prompt, 8, timeout=600)
+    before = counters(client)
+    client.generate(prompt, 256, timeout=600)
+    phases = phase_means(before, counters(client))
+    trace = profile(client, HOME / "traces" / server, prompt, 64, 8)
+    found = asdict(shares(read_events(trace)))
+    record.add("profile", server=server, context=context, phases_ms=phases, **found)
+
+
+def part_ours(record: Record) -> None:
+    """DDTREE at nine nodes, and decoding without speculation, on longleaf_mla."""
+    ddtree = long(Method.DDTREE, "ddtree-9", (BENCH_NODES,))
+    specs = [
+        ddtree.variant("ddtree-9", engine={"sample_phases": 8}),
+        long(Method.OURS_PLAIN, "ours-plain").variant("ours-plain", pool_tokens=80_000),
+    ]
+    with serve(specs, LOGS) as servers:
+        client = servers["ddtree-9"].client
+        measure_steps(record, client, "ddtree-9", OUR_CONTEXTS, 192)
+        measure_extend(record, client, "ddtree-9", 32 * K, 9)
+        measure_steps(record, servers["ours-plain"].client, "ours-plain", (K, 64 * K), 96)
+        measure_profile(record, client, "ddtree-9", 64 * K)
+
+
+def part_widths(record: Record) -> None:
+    """DDTREE at every width that the adaptive budget chooses among."""
+    specs = [
+        long(Method.DDTREE, f"ddtree-{nodes}", (nodes,)).variant(
+            f"ddtree-{nodes}", pool_tokens=80_000
+        )
+        for nodes in WIDTHS
+    ]
+    with serve(specs, LOGS) as servers:
+        for name, server in servers.items():
+            measure_steps(record, server.client, name, WIDTH_CONTEXTS, 128)
+
+
+def part_stock(record: Record) -> None:
+    """SGLang as it is: few steps, for they are slow."""
+    specs = [
+        long(Method.STOCK_DFLASH, "stock-dflash").variant("stock-dflash", pool_tokens=80_000),
+        long(Method.STOCK_PLAIN, "stock-plain").variant("stock-plain", pool_tokens=80_000),
+    ]
+    with serve(specs, LOGS) as servers:
+        client = servers["stock-dflash"].client
+        measure_steps(record, client, "stock-dflash", STOCK_CONTEXTS, 32)
+        measure_extend(record, client, "stock-dflash", 32 * K, 3)
+        measure_steps(record, servers["stock-plain"].client, "stock-plain", (K, 8 * K, 32 * K), 64)
+
+
+def part_adaptive(record: Record) -> None:
+    """Decode speed of the adaptive budget against every fixed width, on the tiny trained pair."""
+    specs = [
+        stretched(Method.DDTREE, f"fixed-{nodes}", (nodes,)).variant(
+            f"fixed-{nodes}", pool_tokens=200_000
+        )
+        for nodes in WIDTHS
+    ]
+    specs.append(
+        stretched(Method.DDTREE, "adaptive").variant("adaptive", nodes=WIDTHS, pool_tokens=200_000)
+    )
+    tokenizer = Tokenizer.load(DEFAULT_MODELS / "tiny-target")
+    with serve(specs, LOGS) as servers:
+        for kind in KINDS:
+            for context in WIDTH_CONTEXTS:
+                prompts = list(islice(_texts(tokenizer, kind, context), 3))
+                for name, server in servers.items():
+                    for prompt in prompts:
+                        server.client.generate(prompt, 8)
+                    answers = [server.client.generate(prompt, 192) for prompt in prompts]
+                    seconds = sum(a.events[-1].at - a.events[0].at for a in answers)
+                    tokens = sum(len(a.tokens) - 1 for a in answers)
+                    steps = sum(a.steps for a in answers)
+                    record.add(
+                        "adaptive",
+                        server=name,
+                        kind=kind,
+                        context=context,
+                        tokens_per_second=round(tokens / seconds, 2),
+                        commit_len=round(tokens / steps, 3),
+                    )
+
+
+def _texts(tokenizer: Tokenizer, kind: str, length: int) -> Iterator[list[int]]:
+    """Prompts of one kind, of any length: sources follow one another until it is reached."""
+    if kind == "predictable":
+        for prompt in PromptSource(tokenizer).predictable(length, 1):
+            yield prompt.tokens.tolist()
+        return
+    data = json.loads(lzma.decompress(DATA.read_bytes()))
+    texts = [tokenizer.encode(item["text"]) for item in data[kind]]
+    for first in range(len(texts)):
+        tokens: list[int] = []
+        while len(tokens) < length:
+            for text in texts[first:] + texts[:first]:
+                tokens += text
+        # The end is where the answer goes on from: another place in the text for each prompt.
+        yield tokens[-length:] if first % 2 else tokens[:length]
+
+
+PARTS: dict[str, Callable[[Record], None]] = {
+    "ours": part_ours,
+    "widths": part_widths,
+    "stock": part_stock,
+    "adaptive": part_adaptive,
+}
+
+
+def _machine() -> dict[str, str]:
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    name, driver = subprocess.check_output(command, text=True).splitlines()[0].split(", ")
+    return {"gpu": name, "driver": driver}
+
+
+@click.command()
+@click.option("--out", required=True, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--part", "parts", multiple=True, type=click.Choice(list(PARTS)))
+def main(out: Path, parts: tuple[str, ...]) -> None:
+    """Measure the parts named, or all of them."""
+    record = Record(out)
+    for part in parts or tuple(PARTS):
+        PARTS[part](record)
+
+
+if __name__ == "__main__":
+    main()
