@@ -15,9 +15,6 @@ if importlib.util.find_spec("sglang") is not None:
     stubs.install()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # SGLang's own, about the GPU that is missing
-        import sglang.srt.entrypoints.http_server
-        import sglang.srt.server_args
-        import sglang.srt.speculative.dflash_worker_v2
 
 MODELS = Path(__file__).parents[2] / "service/longleaf/embedded/models"
 ENGINE = Path(__file__).parents[2] / "service/longleaf/engine"
