@@ -171,5 +171,12 @@ def test_paths_that_disagree_with_the_counts_are_refused() -> None:
     controller = BudgetController(WIDTHS, StepCosts())
     with pytest.raises(ValueError, match="1 requests have 2 paths"):
         controller.observe(8, [1], [[1], [2]])
-    with pytest.raises(ValueError, match="path of 2 drafts is said to have 1"):
-        controller.observe(8, [1], [[1, 2]])
+    with pytest.raises(ValueError, match="path of 1 drafts is said to have 2"):
+        controller.observe(8, [2], [[0, 1]])
+
+
+def test_an_answer_that_ended_inside_its_path_tells_nothing() -> None:
+    controller = BudgetController(WIDTHS, StepCosts())
+    before = [controller.expected_commit(width) for width in WIDTHS]
+    controller.observe(64, [1], [[0, 1, 2]])
+    assert [controller.expected_commit(width) for width in WIDTHS] == before

@@ -166,7 +166,8 @@ class BudgetController:
 
         accepted: drafts that each request accepted. paths: for each request the node ids of its
         accepted path (the root may be left out), which tell about narrower widths too; without
-        them a step tells about its own width alone.
+        them a step tells about its own width alone. A request whose path is longer than what it
+        accepted was cut by the end of its answer, and tells nothing.
         """
         index = self.widths.index(width)
         if paths is not None and len(paths) != len(accepted):
@@ -178,8 +179,10 @@ class BudgetController:
                 self._learn_total(index, drafts)
                 continue
             ids = [node for node in paths[request] if node > 0]
-            if len(ids) != drafts:
+            if len(ids) < drafts:
                 raise ValueError(f"a path of {len(ids)} drafts is said to have {drafts}")
+            if len(ids) > drafts:
+                continue
             depths = [sum(node < w for node in ids) for w in self.widths]
             if self.widths[0] > 1:
                 self._first.add(1 + depths[0])
