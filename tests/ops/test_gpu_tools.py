@@ -1,0 +1,135 @@
+"""What the engine's GPU tests and benches compute, without a GPU."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from ops.bench.results import Row
+from ops.gpu.client import Event, Generation
+from ops.gpu.models import DummyDrafter, DummyTarget, stretch_tiny_pair
+from ops.gpu.pairs import tiny
+from ops.gpu.payload import LOCK, wanted
+from ops.gpu.plot import context_of, curves, floor, name_of, step_time_plot
+from ops.gpu.report import rows_of
+from ops.gpu.servers import Method
+from ops.gpu.shares import shares
+from ops.gpu.timing import random_prompt, step_timing
+from tests.gpu.engine.histograms import two_sample_p_value
+from tests.gpu.engine.judge import partings, wrong
+
+
+def generation(tokens: list[int], **changes: object) -> Generation:
+    plain = Generation(
+        tokens=tuple(tokens),
+        text="",
+        finish="length",
+        prompt_tokens=4,
+        cached_tokens=0,
+        steps=0,
+        events=(),
+        meta={},
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def test_step_time_is_the_gap_of_events_and_the_mean_counts_steps() -> None:
+    events = tuple(Event(0.5 + 0.01 * i, 1 + 4 * i, 0) for i in range(11))
+    timing = step_timing(generation(list(range(41)), steps=10, events=events))
+    assert timing.ms == pytest.approx(10.0)
+    assert timing.mean_ms == pytest.approx(10.0)
+    assert timing.tokens_per_step == 4.0
+
+
+def test_a_prompt_begins_like_a_shorter_one() -> None:
+    assert random_prompt(100)[:40] == random_prompt(40)
+
+
+def test_partings_know_rounding_from_faults() -> None:
+    top = [[[-0.5, 1, None], [-0.6, 9, None], [-3.0, 7, None]]] * 3
+    reference = generation([1, 1, 1], meta={"output_top_logprobs": top})
+    near, far, unknown, shorter = (
+        partings([generation(tokens)], [reference])
+        for tokens in ([1, 9, 1], [1, 1, 7], [8, 1, 1], [1, 1])
+    )
+    assert near[0].position == 1
+    assert near[0].gap == pytest.approx(0.1)
+    assert wrong(near) == []
+    assert wrong(far) == far
+    assert wrong(unknown) == unknown
+    assert wrong(shorter) == shorter
+    assert partings([generation([1, 1, 1])], [reference]) == []
+
+
+def test_the_two_sample_test_finds_a_bias_and_no_more() -> None:
+    draw = random.Random(1)
+    fair = [[draw.choice("aabc") for _ in range(1500)] for _ in range(40)]
+    values = [two_sample_p_value(a, b) for a, b in zip(fair[::2], fair[1::2], strict=True)]
+    assert min(values) > 1e-3
+    biased = [draw.choice("aabbc") for _ in range(1500)]
+    assert two_sample_p_value(fair[0], biased) < 1e-5
+
+
+def test_shares_add_up_kernels_and_gaps() -> None:
+    events = [
+        {"name": "verify_mla<9>", "ts": 0, "dur": 10},
+        {"name": "accept_greedy", "ts": 15, "dur": 2},
+        {"name": "nvjet_gemm", "ts": 16, "dur": 4},
+        {"name": "verify_mla<9>", "ts": 30, "dur": 10},
+    ]
+    found = shares(events)
+    assert found.groups == {"attention": 0.5, "matrix products": 0.1, "accept": 0.05}
+    assert found.idle == 0.375
+    assert (found.gaps[0].microseconds, found.gaps[0].after) == (10.0, "nvjet_gemm")
+
+
+def test_rows_say_what_was_not_measured() -> None:
+    step = {"server": "ddtree-9", "context": 1024, "ms": 6.0, "spread": [5.0, 7.0], "steps": 9}
+    last = step | {"context": 185_000, "ms": 12.0}
+    rows = {row.name: row for row in rows_of({"steps": [step, last]})}
+    assert rows["ddtree_step_ms_1k"].met
+    assert rows["flatness_185k_over_1k"].value == 2.0
+    assert rows["ddtree_step_ms_64k"].why == "not measured"
+    assert rows["soak_leaked_tokens"].value is None
+
+
+def test_the_plot_draws_measured_rows() -> None:
+    rows = [Row("ddtree_step_ms_1k", 6.0, "ms"), Row("stock_dflash_step_ms_32k", 308.0, "ms")]
+    found = curves({"name": row.name, "value": row.value} for row in rows)
+    assert sorted(found.values()) == [[(1024, 6.0)], [(32_768, 308.0)]]
+    assert {context_of(name_of(c)) for c in (1024, 185_000)} == {1024, 185_000}
+    assert floor([185_000])[0][1] == pytest.approx(2.99, abs=0.01)
+    root = ElementTree.fromstring(step_time_plot(found))
+    assert len(root.findall(".//{*}polyline")) == 4
+
+
+def test_a_servers_options_reach_its_command() -> None:
+    spec = tiny(Method.DDTREE, nodes=(1, 9))
+    words = spec.command(31_000, Path("r"))
+    assert words[words.index("--speculative-algorithm") + 1] == "DDTREE"
+    assert words[words.index("--attention-backend") + 1] == "longleaf_mla"
+    assert spec.variables()["LONGLEAF_ENGINE"] == '{"nodes": [1, 9]}'
+    stock = tiny(Method.STOCK_PLAIN)
+    assert stock.variables()["SGLANG_PLUGINS"] == "none"
+    assert "--speculative-algorithm" not in stock.command(31_000, Path("r"))
+
+
+def test_models_hold_together(tmp_path: Path) -> None:
+    target = DummyTarget()
+    drafter = DummyDrafter(target=target).config()
+    assert max(drafter["dflash_config"]["target_layer_ids"]) <= target.layers - 2
+    assert drafter["vocab_size"] == target.config()["vocab_size"]
+    assert (target.write(tmp_path / "t") / "tokenizer.json").exists()
+    for folder in stretch_tiny_pair(tmp_path, 65_536):
+        assert '"max_position_embeddings": 65536' in (folder / "config.json").read_text()
+
+
+def test_the_payload_keeps_what_servers_load() -> None:
+    assert wanted("sgl_kernel/sm90/common_ops.abi3.so")
+    assert not wanted("sgl_kernel/sm100/common_ops.abi3.so")
+    assert wanted("tvm_ffi/lib/libtvm_ffi_testing.so")  # imported by its core module
+    assert wanted("xgrammar-0.2.7.dist-info/RECORD")  # by which it finds its library
+    assert not wanted("flashinfer/data/cutlass/include/cutlass/cutlass.h")
+    assert "sglang==0.5.17" in LOCK.read_text()
