@@ -103,9 +103,12 @@ class MarginalHead:
     def _merged(self, hidden_states: Tensor, workspace: Tensor) -> tuple[Tensor, Tensor]:
         shard = self.shard
         batch = hidden_states.shape[0] // self.block_size
-        # Position 0 of the block is the root, known already.
+        # Position 0 of the block is the root, known already. One product of all rows: a batched
+        # one would read the head once a request.
         drafted = hidden_states.view(batch, self.block_size, -1)[:, 1:].to(shard.weight.dtype)
-        logits = torch.matmul(drafted, shard.weight[: shard.size].T)
+        rows = drafted.reshape(batch * (self.block_size - 1), -1)
+        logits = torch.matmul(rows, shard.weight[: shard.size].T)
+        logits = logits.view(batch, self.block_size - 1, shard.size)
         if logits.dtype == torch.float16:
             logits = logits.float()
         local = top_k_marginals(logits, marginal_width(shard.size, self.k), workspace)
