@@ -116,6 +116,12 @@ def test_sglang_finds_the_backend_by_its_name() -> None:
     target = runner()
     target.attn_backend = ATTENTION_BACKENDS["longleaf_mla"](target)
     assert type(target.attn_backend) is module.LongleafMlaBackend
+    from sglang.srt.model_executor import forward_context
+
+    context = forward_context.ForwardContext(attn_backend=target.attn_backend)
+    with forward_context.forward_context(context):
+        assert forward_context.get_token_to_kv_pool() is target.token_to_kv_pool
+        assert forward_context.get_req_to_token_pool() is target.req_to_token_pool
     from sglang.srt.models.deepseek_common.attention_backend_handler import (
         AttentionBackendRegistry,
     )

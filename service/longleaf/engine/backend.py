@@ -130,8 +130,10 @@ class LongleafMlaBackend(AttentionBackend):
         check_runner(model_runner)
         super().__init__()
         self._device = torch.device(model_runner.device)
-        self._pool = model_runner.token_to_kv_pool
-        self._req_to_token: Tensor = model_runner.req_to_token_pool.req_to_token
+        # SGLang's forward context looks for both pools on the backend.
+        self.token_to_kv_pool = model_runner.token_to_kv_pool
+        self.req_to_token_pool = model_runner.req_to_token_pool
+        self._req_to_token: Tensor = self.req_to_token_pool.req_to_token
         self._varlen = extend.chosen_varlen()
         self._fixed: dict[int, FixedBits] = {}
         if share is None:
@@ -254,12 +256,14 @@ class LongleafMlaBackend(AttentionBackend):
             raise RuntimeError("no metadata was prepared for this forward pass")
         if save_kv_cache:
             slots = forward_batch.out_cache_loc[: k.shape[0]]
-            self._pool.set_mla_kv_buffer(layer, slots, k[..., :LATENT_DIM], k[..., LATENT_DIM:])
+            self.token_to_kv_pool.set_mla_kv_buffer(
+                layer, slots, k[..., :LATENT_DIM], k[..., LATENT_DIM:]
+            )
         tokens = q.shape[0]
         # SGLang's MLA cache is written without a scale, so a stored value is the value.
         out, _ = verify_mla(
             q.view(-1, layer.tp_q_head_num, ROW_DIM)[: plan.rows],
-            self._pool.get_key_buffer(layer.layer_id).view(-1, ROW_DIM),
+            self.token_to_kv_pool.get_key_buffer(layer.layer_id).view(-1, ROW_DIM),
             plan.kv_indptr,
             plan.kv_indices,
             k.view(-1, ROW_DIM)[: plan.rows],
