@@ -78,7 +78,9 @@ def test_nothing_accepted_means_no_speculation_and_it_comes_back() -> None:
     controller = BudgetController(WIDTHS, StepCosts())
     widths = run(controller, list, 600, context=65536)
     assert most_common(widths) == 1
-    assert widths[50:].count(1) >= 0.93 * 550
+    costs = StepCosts()
+    spent = sum(costs.milliseconds(width, 65536) for width in widths[50:])
+    assert spent <= 1.06 * 550 * costs.milliseconds(1, 65536)
     back = run(controller, lambda: list(range(1, 8)), 400, context=65536)
     assert 8 in back[:300]
     assert most_common(back[-50:]) == 8

@@ -32,7 +32,7 @@ def python(code: str, path: Path, **environment: str) -> "subprocess.CompletedPr
         env={**os.environ, "PYTHONPATH": os.pathsep.join(places), **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
 

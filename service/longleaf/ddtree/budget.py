@@ -13,6 +13,8 @@ from math import sqrt
 
 _SPREAD_WEIGHT = 16.0
 """Values that the assumed variance of 1 is worth: few steps that gain nothing prove little."""
+_TRIAL_SHARE = 0.03
+"""Share of the time that trials may lose, by what is known when they are made."""
 _BYTES_A_TOKEN = 1152.0
 _FLOP_A_TOKEN_AND_NODE = 8 * 2176.0
 
@@ -99,8 +101,8 @@ class BudgetController:
         costs: StepCosts,
         *,
         depth: int = 7,
-        optimism: float = 1.0,
-        memory: float = 400.0,
+        optimism: float = 2.5,
+        memory: float = 60.0,
     ) -> None:
         if not widths or min(widths) < 1 or sorted(set(widths)) != list(widths):
             raise ValueError(f"widths must be ascending node counts from 1, got {list(widths)}")
@@ -120,6 +122,7 @@ class BudgetController:
         self._short = [_Mean(1.0) for _ in widths[1:]]
         self._first = _Mean(1.0 + _prior_gain(1, widths[0], depth))
         self._untried = list(widths)
+        self._allowance = 0.0
         self._ratio = [1.0] * len(widths)
         self._timed = [0] * len(widths)
 
@@ -149,7 +152,15 @@ class BudgetController:
             rate + self._doubt(index) / time
             for index, (rate, time) in enumerate(zip(rates, times, strict=True))
         ]
-        return self.widths[max(range(len(hopes)), key=lambda i: (hopes[i], -i))]
+        best = max(range(len(rates)), key=lambda i: (rates[i], -i))
+        hoped = max(range(len(hopes)), key=lambda i: (hopes[i], -i))
+        self._allowance = min(self._allowance + _TRIAL_SHARE * times[best], 2.0 * max(times))
+        # What the best known width would need for as many tokens is not lost.
+        loss = times[hoped] - self.expected_commit(self.widths[hoped]) / rates[best]
+        if loss > self._allowance:
+            return self.widths[best]
+        self._allowance -= max(0.0, loss)
+        return self.widths[hoped]
 
     def _doubt(self, index: int) -> float:
         """Tokens by which a width may be better than known: what its gains leave uncertain."""
