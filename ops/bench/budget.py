@@ -9,6 +9,7 @@ through the step times alone. Hence the rows' ending ``_simulated``.
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 import click
 
@@ -24,6 +25,11 @@ WIDTHS = (1, 8, 16, 32, 64)
 CONTEXTS = {"1k": 1024, "16k": 16384, "64k": 65536}
 PROMPT_TOKENS = 1024
 TRACE_TOKENS = 256
+OTHER_COSTS = {
+    "slow_tensor": StepCosts(flop_per_ms=1.5e11),
+    "short_step": StepCosts(fixed_ms=2.0, draft_ms=1.5),
+}
+"""Other machines; the constants of the controller were chosen over these and the default."""
 TOKENS = 4000
 """What each simulated request decodes: its kind's traces again and again, one after another."""
 
@@ -117,7 +123,11 @@ def evaluate(traces: dict[str, list[Trace]], costs: StepCosts) -> list[Row]:
 @click.command()
 def main() -> None:
     """Simulate the adaptive budget and write ops/results/budget.json."""
-    rows = evaluate(record(Progress(sys.stderr)), StepCosts())
+    traces = record(Progress(sys.stderr))
+    rows = evaluate(traces, StepCosts())
+    for name, costs in OTHER_COSTS.items():
+        worst = evaluate(traces, costs)[0]
+        rows.append(replace(worst, name=f"adaptive_worst_regret_{name}_simulated"))
     path = write_results("budget", "make bench-budget", rows)
     click.echo(format_table(rows))
     click.echo(f"written to {path}")
