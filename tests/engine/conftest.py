@@ -3,18 +3,22 @@
 `make test-engine` makes such an environment. Elsewhere the tests that need SGLang are skipped.
 """
 
+import importlib
 import importlib.util
 import warnings
 from pathlib import Path
 
 import pytest
 
+from longleaf.engine import pins
 from tests.engine import stubs
 
 if importlib.util.find_spec("sglang") is not None:
     stubs.install()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # SGLang's own, about the GPU that is missing
+        for module in ("sglang.srt.entrypoints.http_server", *pins.SIGNATURES):
+            importlib.import_module(module)
 
 MODELS = Path(__file__).parents[2] / "service/longleaf/embedded/models"
 ENGINE = Path(__file__).parents[2] / "service/longleaf/engine"
