@@ -80,9 +80,10 @@ bench-engine: ## On the GPU host: measure SGLang with DDTREE and without; writes
 plot: $(VENV)/.dev ## Draw step time against context from ops/results/engine-h200.json
 	$(BIN)/python -m ops.gpu.plot
 
-# tokenizers declares huggingface-hub for downloads from a hub, which nothing here does: it and what only it needs
-# (30 MB) stay out of the lock. Hence pip's --no-deps below: the lock is the whole list.
-HUB_ONLY := huggingface-hub hf-xet fsspec filelock httpx2 httpcore2 truststore pyyaml tqdm
+# tokenizers declares huggingface-hub, and tiktoken requests, for downloads, which nothing here does, and tiktoken regex
+# for a lesson: they and what only they need (30 MB) stay out of the lock. Hence pip's --no-deps below: the lock is the whole list.
+HUB_ONLY := huggingface-hub hf-xet fsspec filelock httpx2 httpcore2 truststore pyyaml tqdm \
+	requests urllib3 charset-normalizer certifi regex
 COMPILE := $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --no-header --no-emit-index-url \
 	--no-emit-find-links --no-emit-trusted-host
 lock: $(VENV)/.dev ## Resolve the locked versions again

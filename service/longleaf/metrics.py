@@ -207,7 +207,102 @@ class GatewayMetrics:
         self.token_counts = Counter(
             "longleaf_gateway_token_counts_total",
             "Prompts by how their length was established: bounded (by bytes, no count needed), "
-            "counted (by a replica's tokenizer) or failed.",
+            "given (as token ids), local (the gateway's own tokenizer), counted (by a replica's) "
+            "or failed.",
             ("outcome",),
+            registry=registry,
+        )
+        self._add_admission(registry)
+
+    def _add_admission(self, registry: CollectorRegistry) -> None:
+        by_replica = ("replica",)
+        self.admission = Counter(
+            "longleaf_gateway_admission_decisions_total",
+            "Requests admitted (at_once or waited) or refused, by reason.",
+            ("decision", "reason"),
+            registry=registry,
+        )
+        self.queue_depth = Gauge(
+            "longleaf_gateway_queue_depth",
+            "Requests that wait for room on a replica.",
+            registry=registry,
+        )
+        self.queue_wait_seconds = Histogram(
+            "longleaf_gateway_queue_wait_seconds",
+            "Time that requests waited for room, however the wait ended.",
+            buckets=_REQUEST_BUCKETS,
+            registry=registry,
+        )
+        self.reservations = Gauge(
+            "longleaf_gateway_reservations",
+            "Requests that hold a reservation.",
+            by_replica,
+            registry=registry,
+        )
+        self.reserved_tokens = Gauge(
+            "longleaf_gateway_reserved_tokens",
+            "KV pool tokens reserved: uncached prompts, completions and tree nodes.",
+            by_replica,
+            registry=registry,
+        )
+        self.reserved_bytes = Gauge(
+            "longleaf_gateway_reserved_kv_bytes",
+            "The same in bytes, where the replica reports its cache's size.",
+            by_replica,
+            registry=registry,
+        )
+        self.external_tokens = Gauge(
+            "longleaf_gateway_external_tokens",
+            "KV pool tokens in use by the replica's own report beyond what is reserved here.",
+            by_replica,
+            registry=registry,
+        )
+        self.prefill_tokens = Gauge(
+            "longleaf_gateway_prefill_tokens_in_flight",
+            "Prompt tokens sent to a replica whose first token has not come.",
+            by_replica,
+            registry=registry,
+        )
+        self.kv_capacity = Gauge(
+            "longleaf_gateway_kv_capacity_tokens",
+            "Slots of the KV pool, as the replica reports.",
+            by_replica,
+            registry=registry,
+        )
+        self.step_residual = Gauge(
+            "longleaf_gateway_step_model_residual",
+            "Mean relative error of the step model's latest predictions.",
+            by_replica,
+            registry=registry,
+        )
+        self.step_coefficient = Gauge(
+            "longleaf_gateway_step_model_coefficient",
+            "Fitted step time: a (seconds) + b (a token of context) + c (a sequence).",
+            ("replica", "term"),
+            registry=registry,
+        )
+        self.prefill_rate = Gauge(
+            "longleaf_gateway_prefill_tokens_per_second",
+            "Prompt tokens a second while a replica prefills, lately.",
+            by_replica,
+            registry=registry,
+        )
+        self.tokenizer_seconds = Histogram(
+            "longleaf_gateway_tokenizer_seconds",
+            "Time to count one prompt's tokens, by who did it (local, replica).",
+            ("where",),
+            buckets=_REQUEST_BUCKETS,
+            registry=registry,
+        )
+        self.tokenizer_up = Gauge(
+            "longleaf_gateway_tokenizer_up",
+            "1 if the configured tokenizer loads, 0 if not: its model's prompts are then counted "
+            "by replicas.",
+            ("tokenizer",),
+            registry=registry,
+        )
+        self.key_file_up = Gauge(
+            "longleaf_gateway_key_file_up",
+            "1 while the key file is read without error, 0 while an older state is in use.",
             registry=registry,
         )

@@ -123,6 +123,11 @@ class FaultyReplica:
         self.health_hangs = False
         self.models: dict[str, Any] = json.loads(captured_body("v1_models"))
         self.server_info: dict[str, Any] = json.loads((FIXTURES / "server_info.json").read_text())
+        self.load: dict[str, Any] | None = {
+            "max_total_num_tokens": 10**6,
+            "max_running_requests": 1000,
+        }
+        """The only rank of ``/v1/loads``; ``None`` makes it fail with 500. Room for everyone."""
         self.prompt_tokens: int | None = 14
         """What ``/tokenize`` counts; ``None`` makes it fail with 500."""
         self.health_checks = 0
@@ -188,6 +193,9 @@ class FaultyReplica:
             await request.answer(200, json.dumps(self.models).encode())
         elif path == "/server_info":
             await request.answer(200, json.dumps(self.server_info).encode())
+        elif path == "/v1/loads":
+            status = 500 if self.load is None else 200
+            await request.answer(status, json.dumps({"loads": [self.load]}).encode())
         elif path == "/tokenize":
             self.tokenized.append(request)
             if self.prompt_tokens is None:

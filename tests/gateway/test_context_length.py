@@ -2,7 +2,7 @@
 
 import pytest
 
-from longleaf.gateway.admission.context_length import token_bound
+from longleaf.gateway.prompts.inspection import token_bound
 from longleaf.gateway.replicas.facts import ReplicaLimits, parse_facts
 from tests.gateway.faulty_replica import (
     DONE,

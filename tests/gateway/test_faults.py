@@ -7,6 +7,7 @@ import json
 import pytest
 from prometheus_client import CollectorRegistry
 
+from longleaf.gateway.replicas.budget import ReplicaBudget, Rules
 from longleaf.gateway.replicas.client import ReplicaClient, ReplicaError
 from longleaf.gateway.replicas.exchange import Exchange
 from longleaf.gateway.replicas.replica import Replica
@@ -146,11 +147,12 @@ async def test_an_exchange_leaves_no_count_behind(behaviour: Behaviour) -> None:
     """``in_flight`` routes and ``waiting`` sets Retry-After: what they keep, they keep for ever."""
     async with FaultyReplica(behaviour) as faulty:
         client = ReplicaClient(faulty.url, 5.0, None)
-        replica = Replica(faulty.url, client, GatewayMetrics(CollectorRegistry()), 3, 2)
+        metrics = GatewayMetrics(CollectorRegistry())
+        replica = Replica(faulty.url, client, metrics, 3, 2, ReplicaBudget(Rules(1, 1)))
         with contextlib.suppress(ReplicaError):
             async with Exchange(replica, "0" * 32, 0.3, 0.3) as exchange:
                 assert (replica.in_flight, replica.waiting) == (1, 1)
-                await exchange.begin(CHAT, b'{"stream": true}', [])
+                await exchange.begin(CHAT, (b'{"stream": true}',), [])
                 assert (replica.in_flight, replica.waiting) == (1, 0)
         assert (replica.in_flight, replica.waiting) == (0, 0)
         await replica.close()

@@ -137,7 +137,6 @@ async def test_clients_cannot_choose_the_id_that_the_engine_aborts_by() -> None:
     async with gateway_over(answer_captured_chat) as (gateway, replicas):
         await gateway.answer(chat(rid="a"), headers={"x-request-id": "b"})
         received = replicas[0].generations[0]
-        assert received.body.count(b'"rid"') == 1
         rid = received.json["rid"]
         assert len(rid) == 32
         assert int(rid, 16) >= 0

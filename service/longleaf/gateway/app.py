@@ -1,5 +1,6 @@
 """Puts the gateway together: one FastAPI application over one registry of replicas."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,16 +15,19 @@ from starlette.requests import Request
 from starlette.types import ASGIApp
 
 from longleaf import __version__
-from longleaf.gateway.admission.context_length import ContextLengthCheck
+from longleaf.gateway.admission.admission import Admission
+from longleaf.gateway.admission.intake import Intake
+from longleaf.gateway.admission.limits import KeyLimits
 from longleaf.gateway.api import errors
 from longleaf.gateway.api.answers import ErrorResponse
 from longleaf.gateway.api.front import Front
 from longleaf.gateway.api.relay import Relay
 from longleaf.gateway.api.routes import make_router
 from longleaf.gateway.api.schemas import ChatCompletionRequest, CompletionRequest
-from longleaf.gateway.auth import KeyRing
+from longleaf.gateway.auth import KeyRing, follow_key_file
 from longleaf.gateway.config import GatewayConfig
 from longleaf.gateway.drain import Drain
+from longleaf.gateway.prompts.reader import PromptReader
 from longleaf.gateway.replicas.registry import ReplicaRegistry
 from longleaf.gateway.routing.policy import make_policy
 from longleaf.metrics import GatewayMetrics
@@ -37,21 +41,33 @@ def build_app(config: GatewayConfig, drain: Drain, prometheus: CollectorRegistry
     keys = None if config.api_key_file is None else KeyRing.load(config.api_key_file)
     metrics = GatewayMetrics(prometheus)
     registry = ReplicaRegistry(config, metrics)
-    relay = Relay(
-        config,
+    reader = PromptReader(
+        config.tokenizer_paths,
+        config.tokenizer_workers,
+        config.tokenize_timeout,
         registry,
-        make_policy(config.routing),
-        ContextLengthCheck(metrics, config.tokenize_timeout),
-        drain,
         metrics,
     )
+    admission = Admission(config, registry, make_policy(config.routing), metrics)
+    registry.changed = admission.changed
+    intake = Intake(registry, reader, admission, KeyLimits(), metrics)
+    relay = Relay(config, registry, intake, drain, metrics)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await registry.start()
+        tasks = [asyncio.create_task(reader.start())]
+        if keys is not None and config.api_key_file is not None:
+            interval = config.key_reload_interval
+            follow = follow_key_file(keys, config.api_key_file, interval, metrics)
+            tasks.append(asyncio.create_task(follow))
         try:
             yield
         finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await reader.close()
             await registry.close()
 
     app = FastAPI(
@@ -104,7 +120,10 @@ def _add_body_schemas(app: FastAPI, *, secured: bool) -> None:
                 title=app.title, version=app.version, summary=app.summary, routes=app.routes
             )
             _, definitions = models_json_schema(
-                [(ChatCompletionRequest, "validation"), (CompletionRequest, "validation")],
+                [
+                    (ChatCompletionRequest, "validation"),
+                    (CompletionRequest, "validation"),
+                ],
                 ref_template="#/components/schemas/{model}",
             )
             for operations in document["paths"].values():

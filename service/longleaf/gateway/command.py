@@ -1,6 +1,5 @@
 """``longleaf gateway``."""
 
-import asyncio
 import contextlib
 import logging
 import resource
@@ -9,13 +8,14 @@ from pathlib import Path
 from typing import get_args
 
 import click
+import uvloop
 from pydantic import ValidationError
 
 from longleaf.gateway.config import GatewayConfig, RoutingPolicyName
 from longleaf.gateway.request_log import JsonFormatter
 from longleaf.gateway.server import GatewayServer, PortError
 
-_FLAGS = {"replicas": "--replica"}
+_FLAGS = {"replicas": "--replica", "tokenizers": "--tokenizer"}
 
 
 def load_config(**flags: object) -> GatewayConfig:
@@ -72,9 +72,31 @@ async def _run(config: GatewayConfig) -> None:
 @click.option(
     "--api-key-file",
     type=click.Path(path_type=Path),
-    help="File of accepted API keys, one a line, plain or sha256:<hex>. Without it: open to all.",
+    help="File of accepted API keys, one a line, plain or sha256:<hex>, with limits (such as "
+    "requests_per_minute=60); read again when it changes. Without it: open to all.",
 )
 @click.option("--upstream-api-key", help="Bearer key for the replicas (better: by environment).")
+@click.option(
+    "--tokenizer",
+    "tokenizers",
+    multiple=True,
+    metavar="[MODEL=]PATH",
+    help="Directory of a model's tokenizer files, to count prompts here; repeat.",
+)
+@click.option("--queue-size", type=int, help="Requests that may wait for room.  [default: 512]")
+@click.option("--queue-timeout", type=float, help="Seconds they may wait.  [default: 30]")
+@click.option(
+    "--max-prefill-tokens",
+    type=int,
+    help="Prompt tokens in flight on one replica at most.  [default: 65536]",
+)
+@click.option(
+    "--short-prompt-tokens",
+    type=int,
+    help="Prompts that may start beside a long one, and overtake it.  [default: 4096]",
+)
+@click.option("--tpot-ms", type=float, help="Predicted ms a token not to exceed.  [none]")
+@click.option("--ttft-ms", type=float, help="Predicted ms to a first token likewise.  [none]")
 @click.option("--max-body-bytes", type=int, help="Largest request body.  [default: 67108864]")
 @click.option(
     "--body-timeout", type=float, help="Seconds between parts of a request body.  [default: 60]"
@@ -112,6 +134,6 @@ def gateway_command(log_level: str, **flags: object) -> None:
     configure_logging(log_level)
     allow_many_sockets()
     try:
-        asyncio.run(_run(config))
+        uvloop.run(_run(config))
     except (ValueError, PortError) as error:
         raise click.ClickException(str(error)) from error

@@ -27,6 +27,14 @@ def normalized_replica_url(text: str) -> str:
     return text.rstrip("/")
 
 
+def split_tokenizer(entry: str) -> tuple[str, str]:
+    """Model (``""`` for all) and directory of ``PATH`` or ``MODEL=PATH``; ``ValueError``."""
+    model, equals, path = entry.strip().rpartition("=")
+    if not path or (equals and not model):
+        raise ValueError(f"tokenizer {entry!r} is not PATH or MODEL=PATH")
+    return model, path
+
+
 class GatewayConfig(BaseSettings):
     """Every setting of the gateway; times in seconds, sizes in bytes."""
 
@@ -66,10 +74,38 @@ class GatewayConfig(BaseSettings):
     """Successes in a row that make a replica ready again (the first time, one is enough)."""
     facts_interval: Seconds = 30.0
     """Age at which a replica's limits and models are read again."""
+    tokenizers: Annotated[tuple[str, ...], NoDecode] = ()
+    """Directories with ``tokenizer.json`` (or ``tiktoken.model``) and a chat template, as ``PATH``
+    or ``MODEL=PATH``; without one for its model, a prompt is counted by a replica."""
+    tokenizer_workers: Annotated[int, Field(ge=1, le=64)] = 2
+    """Processes that parse long bodies and count tokens; one is kept for short ones."""
+    loads_interval: Seconds = 1.0
+    """Interval at which a replica's load is read."""
+    queue_size: Annotated[int, Field(ge=0)] = 512
+    """Requests that may wait for room."""
+    queue_timeout: Seconds = 30.0
+    """Longest wait for room."""
+    aging_interval: Seconds = 10.0
+    """Waiting time that counts as much as one step of priority."""
+    max_prefill_tokens: Annotated[int, Field(ge=1)] = 65_536
+    """Prompt tokens in flight at most on one replica (a longer prompt runs alone among long ones).
+    """
+    short_prompt_tokens: Annotated[int, Field(ge=0)] = 4_096
+    """Prompts up to this length may start beside a long one, and overtake it in the queue."""
+    max_overtakes: Annotated[int, Field(ge=0)] = 32
+    """Short prompts that may overtake one that waits."""
+    assumed_completion_tokens: Annotated[int, Field(ge=1)] = 4_096
+    """Reserved for a completion whose request names no limit (at most 1/8 of the KV pool)."""
+    tpot_ms: Annotated[float, Field(gt=0)] | None = None
+    """Predicted milliseconds a token above which no further request starts on a replica."""
+    ttft_ms: Annotated[float, Field(gt=0)] | None = None
+    """Predicted milliseconds to the first token above which no further prompt starts."""
+    key_reload_interval: Seconds = 2.0
+    """Interval at which the key file is looked at for changes."""
     drain_timeout: Seconds = 600.0
     """Longest wait for running answers after SIGTERM."""
 
-    @field_validator("replicas", mode="before")
+    @field_validator("replicas", "tokenizers", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         if isinstance(value, str):
@@ -84,6 +120,19 @@ class GatewayConfig(BaseSettings):
         if twice:
             raise ValueError(f"replica given twice: {', '.join(twice)}")
         return urls
+
+    @field_validator("tokenizers")
+    @classmethod
+    def _check_tokenizers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        models = [split_tokenizer(entry)[0] for entry in value]
+        if len(set(models)) < len(models):
+            raise ValueError("two tokenizers for the same model")
+        return tuple(entry.strip() for entry in value)
+
+    @property
+    def tokenizer_paths(self) -> dict[str, str]:
+        """Tokenizer directory by model name; ``""`` stands for every other model."""
+        return dict(split_tokenizer(entry) for entry in self.tokenizers)
 
     @field_validator("health_timeout")
     @classmethod

@@ -5,6 +5,7 @@ once a stream has started, as an SSE event.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -12,6 +13,8 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _FINAL = MappingProxyType({"x-should-retry": "false"})
 MAX_RETRY_AFTER_SECONDS = 120
 """Clients ignore a longer ``Retry-After``."""
+_SHOWN_MODEL = 100
+_FULL = "All replicas are saturated; their request queues are full. Retry later."
 
 
 class ApiError(Exception):
@@ -56,7 +59,7 @@ class ApiError(Exception):
 
 
 def _retry_after(seconds: float) -> dict[str, str]:
-    return {"retry-after": str(min(max(1, round(seconds)), MAX_RETRY_AFTER_SECONDS))}
+    return {"retry-after": str(min(max(1, math.ceil(seconds)), MAX_RETRY_AFTER_SECONDS))}
 
 
 def invalid_request(message: str, param: str | None) -> ApiError:
@@ -91,7 +94,8 @@ def not_found(path: str) -> ApiError:
 
 def model_not_found(model: str) -> ApiError:
     """404: no replica serves the model."""
-    message = f"The model {model!r} does not exist."
+    shown = model if len(model) <= _SHOWN_MODEL else model[:_SHOWN_MODEL] + "…"
+    message = f"The model {shown!r} does not exist."
     return ApiError(404, message, "invalid_request_error", code="model_not_found", param="model")
 
 
@@ -119,9 +123,8 @@ def body_stalled(seconds: float) -> ApiError:
     return ApiError(408, message, "invalid_request_error", code="request_timeout", headers=headers)
 
 
-def rate_limit_exceeded(retry_after: float) -> ApiError:
+def rate_limit_exceeded(retry_after: float, message: str = _FULL) -> ApiError:
     """429: every replica is full now, the request would fit later (in ``retry_after`` seconds)."""
-    message = "All replicas are saturated; their request queues are full. Retry later."
     return ApiError(
         429,
         message,

@@ -21,13 +21,14 @@ logger = logging.getLogger(__name__)
 _ROUTES: Mapping[str, str] = {
     "/v1/chat/completions": "chat_completions",
     "/v1/completions": "completions",
+    "/v1/admission": "admission",
     "/v1/models": "models",
     "/livez": "livez",
     "/readyz": "readyz",
     "/openapi.json": "openapi",
 }
 _OPEN = frozenset({"livez", "readyz", "openapi"})
-_WORK = frozenset({"chat_completions", "completions"})
+_WORK = frozenset({"chat_completions", "completions", "admission"})
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
@@ -73,10 +74,13 @@ class Front:
             self._finish(record)
 
     def _refusal(self, scope: Scope, route: str) -> errors.ApiError | None:
+        scope["longleaf.key"] = None
         if self._keys is not None and route not in _OPEN:
             authorization = _header(scope, b"authorization") or b""
-            if not self._keys.accepts(authorization.decode("latin-1")):
+            key = self._keys.find(authorization.decode("latin-1"))
+            if key is None:
                 return errors.invalid_api_key()
+            scope["longleaf.key"] = key
         if self._drain.draining and route in _WORK:
             refusal = errors.service_unavailable("The gateway is shutting down.", 1.0)
             refusal.headers = {**refusal.headers, "connection": "close"}

@@ -5,28 +5,34 @@ of status 200. Until then another replica may be tried and the client sees nothi
 """
 
 import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from longleaf.gateway.admission.context_length import ContextLengthCheck, Demand, NeverFitsError
+from longleaf.gateway.admission.admission import NoReplicaError, SaturatedError
+from longleaf.gateway.admission.demand import NeverFitsError
+from longleaf.gateway.admission.intake import Intake, Ticket
 from longleaf.gateway.api import errors
 from longleaf.gateway.api.answers import ErrorResponse, headers_downstream
-from longleaf.gateway.api.body import ParsedBody
+from longleaf.gateway.api.body import with_rid
+from longleaf.gateway.api.refusals import REFUSALS, refusal
 from longleaf.gateway.api.upstream_errors import from_replica, worth_another_replica
+from longleaf.gateway.auth import ApiKey
 from longleaf.gateway.config import GatewayConfig
 from longleaf.gateway.drain import Drain
-from longleaf.gateway.replicas.client import FailureKind, ReplicaError
+from longleaf.gateway.prompts.reader import Prompt
+from longleaf.gateway.replicas.client import Body, FailureKind, ReplicaError
 from longleaf.gateway.replicas.exchange import Exchange, Head
 from longleaf.gateway.replicas.registry import ReplicaRegistry
 from longleaf.gateway.replicas.replica import Replica
 from longleaf.gateway.request_log import RequestRecord
-from longleaf.gateway.routing.policy import RoutingPolicy
 from longleaf.metrics import GatewayMetrics
 
+_COMPLETION_TOKENS = re.compile(rb'"completion_tokens": ?(\d{1,9})')
+_PROMPT_TOKENS = re.compile(rb'"prompt_tokens": ?(\d{1,9})')
 _STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
@@ -35,14 +41,10 @@ class Call:
     """One generation request, valid and ready to forward."""
 
     path: str
-    body: ParsedBody
+    prompt: Prompt
     headers: list[tuple[str, str]]
     record: RequestRecord
-
-    def fields(self) -> dict[str, Any]:
-        """The body's fields less the other route's prompt, which means nothing on this one."""
-        foreign = "prompt" if self.path.endswith("/chat/completions") else "messages"
-        return {name: value for name, value in self.body.fields.items() if name != foreign}
+    key: ApiKey | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,40 +53,9 @@ class Relay:
 
     config: GatewayConfig
     registry: ReplicaRegistry
-    policy: RoutingPolicy
-    check: ContextLengthCheck
+    intake: Intake
     drain: Drain
     metrics: GatewayMetrics
-
-    async def demand(self, call: Call) -> Demand:
-        """What the call asks for; raises where no replica knows the model or could ever hold it."""
-        fields = call.fields()
-        model = str(fields["model"])
-        told = [replica for replica in self.registry.replicas if replica.facts is not None]
-        serving = [
-            replica
-            for replica in told
-            if replica.facts is not None and model in replica.facts.model_names
-        ]
-        if not serving:
-            raise errors.model_not_found(model) if told else self.no_replica()
-        if not any(replica.ready for replica in serving):
-            raise self.no_replica()
-        try:
-            demand = await self.check.demand(fields, call.body.text, serving)
-        except NeverFitsError as error:
-            raise errors.context_length_exceeded(str(error), error.param) from None
-        call.record.prompt_tokens = demand.prompt_tokens
-        return demand
-
-    def choose(self, demand: Demand, tried: list[Replica]) -> Replica | None:
-        """A ready replica that could hold the request and has not been tried."""
-        candidates = [
-            replica
-            for replica in self.registry.ready()
-            if replica not in tried and demand.fits(replica)
-        ]
-        return self.policy.choose(candidates, demand) if candidates else None
 
     def no_replica(self) -> errors.ApiError:
         """503: nobody is there to serve it; the next health checks may find somebody."""
@@ -156,52 +127,87 @@ class RelayResponse(Response):
 
     async def _serve(self, send: Send) -> None:
         relay, call = self._relay, self._call
-        demand = await relay.demand(call)
-        body = call.body.with_rid(call.record.rid)
+        try:
+            ticket = await relay.intake.enter(call.prompt, call.key)
+        except REFUSALS as error:
+            model = call.prompt.inspection.model
+            raise refusal(error, model, relay.config.health_interval) from error
+        call.record.prompt_tokens = ticket.ask.demand.prompt_tokens
+        try:
+            await self._try_replicas(ticket, send)
+        finally:
+            if not self._started:
+                ticket.charge.settle(0)
+
+    async def _try_replicas(self, ticket: Ticket, send: Send) -> None:
+        """Answer from the first replica that can, as long as none has sent an event."""
+        relay, call = self._relay, self._call
+        body = with_rid(call.prompt.text, call.record.rid)
         tried: list[Replica] = []
-        refusal: errors.ApiError | None = None
-        while len(tried) < relay.config.max_attempts:
-            replica = relay.choose(demand, tried)
-            if replica is None:
-                break
-            if tried:
-                relay.metrics.retries.inc()
+        told: errors.ApiError | None = None
+        while True:
+            replica = ticket.grant.replica
             tried.append(replica)
             call.record.replica, call.record.attempts = replica.url, len(tried)
+            with ticket.grant:
+                try:
+                    await self._try(ticket, body, send)
+                    return
+                except ReplicaError as failure:
+                    if self._started:
+                        message = "The replica went away in the middle of the answer."
+                        raise errors.stream_interrupted(message) from failure
+                    failed = relay.failed(failure.kind)
+                except errors.ApiError as error:
+                    if not worth_another_replica(error):
+                        raise
+                    failed = error
+            if told is None or told.status != 429:  # full is worth more than gone
+                told = failed
+            if len(tried) >= relay.config.max_attempts:
+                raise told
             try:
-                await self._try(replica, body, send)
-                return
-            except ReplicaError as failure:
-                if self._started:
-                    message = "The replica went away in the middle of the answer."
-                    raise errors.stream_interrupted(message) from failure
-                failed = relay.failed(failure.kind)
-            except errors.ApiError as error:
-                if not worth_another_replica(error):
-                    raise
-                failed = error
-            if refusal is None or refusal.status != 429:  # full is worth more than gone
-                refusal = failed
-        raise refusal or relay.no_replica()
+                ticket = await relay.intake.again(ticket, tried)
+            except (NoReplicaError, SaturatedError, NeverFitsError):
+                raise told from None
+            relay.metrics.retries.inc()
 
-    async def _try(self, replica: Replica, body: bytes, send: Send) -> None:
-        config, call = self._relay.config, self._call
+    async def _try(self, ticket: Ticket, body: Body, send: Send) -> None:
+        config, call, replica = self._relay.config, self._call, ticket.grant.replica
         async with Exchange(
             replica, call.record.rid, config.first_byte_timeout, config.idle_timeout
         ) as exchange:
             head = await exchange.begin(call.path, body, call.headers)
             if head.error is not None:
                 replica.count_error("refused")
-                raise from_replica(head.error, head.status, call.fields(), replica)
+                raise from_replica(head.error, head.status, call.prompt.inspection.names, replica)
             self._started = True
+            ticket.grant.reservation.prefilled()
+            usage = _UsageReader(ticket)
+            usage.read(head.first)
             if not head.streaming:
                 await _send_whole(send, head)
                 return
             await _send_start(send, head)
             await send({"type": "http.response.body", "body": head.first, "more_body": True})
             while (piece := await exchange.next_piece()) is not None:
+                usage.read(piece)
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+
+
+class _UsageReader:
+    """Settles what a key was charged by the usage that the answer tells, where it matters."""
+
+    def __init__(self, ticket: Ticket) -> None:
+        self._charge = ticket.charge
+
+    def read(self, piece: bytes) -> None:
+        if self._charge.matters and b'"completion_tokens"' in piece:
+            completion = _COMPLETION_TOKENS.findall(piece)
+            prompt = _PROMPT_TOKENS.findall(piece)
+            if completion and prompt:
+                self._charge.settle(int(completion[-1]) + int(prompt[-1]))
 
 
 async def _client_leaves(receive: Receive) -> None:

@@ -6,8 +6,10 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from longleaf.gateway.api import errors
+from longleaf.gateway.api.admission import AdmissionAnswer, dry_answer
 from longleaf.gateway.api.answers import headers_upstream
-from longleaf.gateway.api.body import parse_body, read_body
+from longleaf.gateway.api.body import read_body
+from longleaf.gateway.api.refusals import REFUSALS, refusal
 from longleaf.gateway.api.relay import Call, Relay, RelayResponse
 from longleaf.gateway.api.schemas import (
     ChatCompletionRequest,
@@ -18,6 +20,8 @@ from longleaf.gateway.api.schemas import (
     ModelCard,
     ModelList,
 )
+from longleaf.gateway.prompts.inspection import Route
+from longleaf.gateway.prompts.reader import Prompt
 from longleaf.gateway.request_log import RequestRecord
 
 _ERRORS: Mapping[int, str] = {
@@ -38,11 +42,17 @@ def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorEnvelope, "description": _ERRORS[status]} for status in statuses}
 
 
+def _body(*schemas: type[GenerationRequest]) -> dict[str, Any]:
+    """OpenAPI of a body that the handler reads itself: one of ``schemas``."""
+    references = [{"$ref": f"#/components/schemas/{schema.__name__}"} for schema in schemas]
+    schema = references[0] if len(references) == 1 else {"anyOf": references}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
 def _generation(schema: type[GenerationRequest], what: str) -> dict[str, Any]:
-    """OpenAPI of a route whose body the handler reads itself."""
-    reference = {"$ref": f"#/components/schemas/{schema.__name__}"}
+    """OpenAPI of a route that generates."""
     return {
-        "requestBody": {"required": True, "content": {"application/json": {"schema": reference}}},
+        **_body(schema),
         "responses": {
             "200": {
                 "description": f"The {what}, or its chunks as server-sent events if `stream`.",
@@ -59,16 +69,25 @@ def make_router(relay: Relay) -> APIRouter:
     """The routes over one ``Relay``."""
     router = APIRouter(redirect_slashes=False)
 
-    async def generate(request: Request, schema: type[GenerationRequest]) -> Response:
+    async def read(request: Request, route: Route) -> Prompt:
         record: RequestRecord = request.scope["longleaf.record"]
         config = relay.config
         text = await read_body(request, config.max_body_bytes, config.body_timeout)
         record.body_bytes = len(text)
-        body = parse_body(text, schema)
-        record.stream = bool(body.fields.get("stream"))
-        record.model = str(body.fields["model"])[:200]
+        try:
+            prompt = await relay.intake.reader.read(text, route)
+        except REFUSALS as error:
+            raise refusal(error, "", config.health_interval) from None
+        record.stream = prompt.inspection.stream
+        record.model = prompt.inspection.model[:200]
+        return prompt
+
+    async def generate(request: Request, route: Route) -> Response:
+        prompt = await read(request, route)
+        record: RequestRecord = request.scope["longleaf.record"]
         headers = headers_upstream(request.scope["headers"], record.request_id)
-        return RelayResponse(relay, Call(request.url.path, body, headers, record))
+        key = request.scope["longleaf.key"]
+        return RelayResponse(relay, Call(request.url.path, prompt, headers, record, key))
 
     all_errors = _errors(400, 401, 404, 408, 413, 429, 500, 502, 503, 504)
 
@@ -81,7 +100,7 @@ def make_router(relay: Relay) -> APIRouter:
     )
     async def chat_completions(request: Request) -> Response:
         """Answer a chat. Fields that are not listed go to the engine untouched."""
-        return await generate(request, ChatCompletionRequest)
+        return await generate(request, "chat_completions")
 
     @router.post(
         "/v1/completions",
@@ -92,7 +111,18 @@ def make_router(relay: Relay) -> APIRouter:
     )
     async def completions(request: Request) -> Response:
         """Continue a prompt. Fields that are not listed go to the engine untouched."""
-        return await generate(request, CompletionRequest)
+        return await generate(request, "completions")
+
+    @router.post(
+        "/v1/admission",
+        summary="Would it be admitted?",
+        responses=_errors(400, 401, 408, 413, 503),
+        openapi_extra=_body(ChatCompletionRequest, CompletionRequest),
+    )
+    async def admission(request: Request) -> AdmissionAnswer:
+        """Say what would happen to a chat completion or completion now. Runs nothing."""
+        prompt = await read(request, "admission")
+        return await dry_answer(relay.intake, prompt, request.scope["longleaf.key"], relay.config)
 
     @router.get("/v1/models", summary="Models", responses=_errors(401, 503))
     async def models() -> ModelList:

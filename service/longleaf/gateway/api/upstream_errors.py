@@ -5,7 +5,7 @@ event may be an error although its status is 200.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from longleaf.gateway.api.errors import (
@@ -31,9 +31,11 @@ _FIRST_WORD = re.compile(r"\w+")
 
 
 def from_replica(
-    error: Mapping[str, Any], status: int, request: Mapping[str, Any], replica: Replica
+    error: Mapping[str, Any], status: int, request: Collection[str], replica: Replica
 ) -> ApiError:
     """The client's error for ``error``, which ``replica`` gave with HTTP ``status``.
+
+    ``request``: names of the fields that the body had.
 
     ``status`` decides unless it is 200: then the error's own ``code`` does.
     """
@@ -68,7 +70,7 @@ def _text(error: Mapping[str, Any]) -> str:
 
 
 def _named_parameter(
-    message: str, error: Mapping[str, Any], request: Mapping[str, Any]
+    message: str, error: Mapping[str, Any], request: Collection[str]
 ) -> tuple[str, str | None]:
     """A clean message and the parameter that it is about, as far as the replica tells.
 

@@ -21,6 +21,12 @@ _KEEPALIVE_SECONDS = 3.0
 request does not meet a connection that is just being closed."""
 
 
+_PIECE_BYTES = 256 * 1024
+
+Body = Sequence[bytes | memoryview]
+"""A body in parts, in order."""
+
+
 class ReplicaError(Exception):
     """An exchange with a replica that did not end in a whole answer."""
 
@@ -32,18 +38,21 @@ class ReplicaError(Exception):
 class JsonBody(Payload):
     """A request body that is already JSON text (aiohttp warns of large plain ``bytes``)."""
 
-    def __init__(self, body: bytes) -> None:
-        super().__init__(body, content_type="application/json")
-        self._size = len(body)
+    def __init__(self, parts: Body) -> None:
+        super().__init__(parts, content_type="application/json")
+        self._size = sum(len(part) for part in parts)
         self._autoclose = True
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
         """The body as text."""
-        return bytes(self._value).decode(encoding, errors)
+        return b"".join(self._value).decode(encoding, errors)
 
     async def write(self, writer: AbstractStreamWriter) -> None:
-        """Write the whole body."""
-        await writer.write(self._value)
+        """Write the whole body, a piece at a time: a long one must not hold up the event loop."""
+        for part in self._value:
+            whole = memoryview(part)
+            for start in range(0, len(whole), _PIECE_BYTES):
+                await writer.write(whole[start : start + _PIECE_BYTES])
 
 
 def as_failure(error: Exception, url: str) -> ReplicaError:
@@ -73,7 +82,7 @@ class ReplicaClient:
         )
 
     async def post(
-        self, path: str, body: bytes, headers: Sequence[tuple[str, str]]
+        self, path: str, body: Body, headers: Sequence[tuple[str, str]]
     ) -> aiohttp.ClientResponse:
         """Send a request; returns when the answer's headers are there. The caller closes it."""
         try:
@@ -95,7 +104,7 @@ class ReplicaClient:
             raise ReplicaError("first_byte_timeout", message) from error
 
     async def _fetch(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-        data = None if body is None else JsonBody(body)
+        data = None if body is None else JsonBody((body,))
         try:
             async with self._session.request(
                 method, self.url + path, data=data, allow_redirects=False

@@ -9,7 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from longleaf.gateway.replicas.client import ReplicaError, as_failure
+from longleaf.gateway.replicas.client import Body, ReplicaError, as_failure
 from longleaf.gateway.replicas.replica import Replica
 
 _MAX_HELD_BYTES = 8 * 2**20
@@ -77,7 +77,7 @@ class Exchange:
             if error.kind != "idle_timeout":
                 self._replica.note_failure(str(error))
 
-    async def begin(self, path: str, body: bytes, headers: Sequence[tuple[str, str]]) -> Head:
+    async def begin(self, path: str, body: Body, headers: Sequence[tuple[str, str]]) -> Head:
         """Send the request and wait for the first event (or the whole body, if it is no stream)."""
         self._sent = True
         try:

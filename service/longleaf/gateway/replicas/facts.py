@@ -15,6 +15,10 @@ class ReplicaLimits:
     """A prompt must be shorter than this (the pool's limit for prompts)."""
     max_total_num_tokens: int | None
     """Slots of the KV pool: prompt and completion of one request must fit in it."""
+    max_running_requests: int | None = None
+    """Sequences that run together."""
+    tree_nodes: int = 0
+    """Rows that a speculating step may need beyond a sequence's committed tokens."""
 
     @property
     def prompt_limit(self) -> int | None:
@@ -79,6 +83,8 @@ def parse_facts(models: object, server_info: object) -> ReplicaFacts:
         context_length,
         _count(server_info, "max_req_input_len"),
         _count(server_info, "max_total_num_tokens"),
+        _count(server_info, "max_running_requests"),
+        _count(server_info, "speculative_num_draft_tokens") or 0,
     )
     return ReplicaFacts(cards, limits)
 

@@ -1,6 +1,7 @@
 """Active health check of one replica."""
 
 import asyncio
+import contextlib
 import logging
 import time
 
@@ -25,6 +26,9 @@ async def watch(replica: Replica, config: GatewayConfig) -> None:
             if not replica.ready or age >= config.facts_interval:
                 await replica.learn_facts(config.health_timeout)
                 learnt = time.monotonic()
+            if not replica.ready:
+                with contextlib.suppress(ReplicaError):  # not every engine reports a load
+                    await replica.learn_load(config.health_timeout)
         except ReplicaError as failure:
             replica.count_error("health")
             replica.note_failure(str(failure))

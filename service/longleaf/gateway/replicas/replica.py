@@ -4,8 +4,10 @@ import asyncio
 import json
 import logging
 
+from longleaf.gateway.replicas.budget import ReplicaBudget
 from longleaf.gateway.replicas.client import ReplicaClient, ReplicaError
 from longleaf.gateway.replicas.facts import ReplicaFacts, parse_facts
+from longleaf.gateway.replicas.loads import parse_loads, restarted
 from longleaf.gateway.replicas.throughput import CompletionRate
 from longleaf.metrics import GatewayMetrics
 
@@ -27,8 +29,10 @@ class Replica:
         metrics: GatewayMetrics,
         unhealthy_after: int,
         healthy_after: int,
+        budget: ReplicaBudget,
     ) -> None:
         self.url = url
+        self.budget = budget
         self.client = client
         self.facts: ReplicaFacts | None = None
         self.rate = CompletionRate()
@@ -97,6 +101,23 @@ class Replica:
                 },
             )
         self.facts = facts
+        self.budget.set_limits(facts.limits)
+
+    async def learn_load(self, limit: float) -> None:
+        """Read the load; ``ReplicaError`` where the replica does not tell.
+
+        A replica that restarted is asked for its limits too: its KV pool may have shrunk.
+        """
+        held = self.budget.snapshot()
+        answer = await self.client.fetch_json("GET", "/v1/loads", limit)
+        try:
+            report = parse_loads(answer)
+        except ValueError as error:
+            raise ReplicaError("bad_answer", f"{self.url}: {error}") from error
+        last = self.budget.latest
+        if last is not None and restarted(last, report):
+            await self.learn_facts(limit)
+        self.budget.report(report, held)
 
     def count_error(self, kind: str) -> None:
         """Count a failed exchange."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from longleaf.gateway.admission.context_length import Demand
+from longleaf.gateway.admission.demand import Demand
 from longleaf.gateway.config import RoutingPolicyName
 from longleaf.gateway.replicas.replica import Replica
 

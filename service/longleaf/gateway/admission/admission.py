@@ -1,0 +1,342 @@
+"""Admission: who may start now, who waits, who is refused, and why."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
+
+from longleaf.gateway.admission.demand import Demand, NeverFitsError, never_fits
+from longleaf.gateway.admission.queue import FairQueue, Waiting
+from longleaf.gateway.config import GatewayConfig
+from longleaf.gateway.replicas.budget import Need, Obstacle, Reservation
+from longleaf.gateway.replicas.registry import ReplicaRegistry
+from longleaf.gateway.replicas.replica import Replica
+from longleaf.gateway.routing.policy import RoutingPolicy
+from longleaf.metrics import GatewayMetrics
+
+CachedTokens = Callable[[Replica, Demand], int]
+"""Prompt tokens of a demand that a replica has cached, as far as routing knows."""
+
+_TICK = 0.1
+_LOOK_PAST = 16
+"""Requests without room for whom the search looks on; after so many a replica counts as full."""
+_UNKNOWN_SECONDS = 10.0
+_LEAST_BOUND = 1_024
+_BOUND_SHARE = 16
+
+
+class NoReplicaError(Exception):
+    """No ready replica serves the model and could hold the request."""
+
+
+class SaturatedError(Exception):
+    """It would fit later: the queue is full, or the deadline passed. ``retry_after`` in seconds."""
+
+    def __init__(self, reason: str, retry_after: float) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request for a place: what is asked, for whom."""
+
+    demand: Demand
+    param: str = "messages"
+    """The field that a refusal for length names."""
+    key: str = ""
+    """The API key's id: fair shares go by it."""
+    priority: int = 0
+    arrived: float = field(default_factory=time.monotonic)
+    """Monotonic seconds; a retry keeps its first arrival."""
+    exclude: tuple[Replica, ...] = ()
+    """Replicas that have failed this request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A place on a replica. Context manager: leaving it gives the place back."""
+
+    replica: Replica
+    reservation: Reservation
+
+    def __enter__(self) -> "Grant":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.reservation.release()
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What would happen to a request now; seconds, ``None`` where nothing is known yet."""
+
+    replica: Replica
+    need: Need
+    obstacle: Obstacle | None
+    ahead: int
+    """Waiting requests that would be served before it."""
+    queue_seconds: float | None
+    ttft_seconds: float | None
+    token_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    ask: Ask
+    granted: "asyncio.Future[Grant]"
+
+
+class Admission:
+    """Places requests on replicas. One instance a gateway, used from its event loop."""
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        registry: ReplicaRegistry,
+        policy: RoutingPolicy,
+        metrics: GatewayMetrics,
+        cached_tokens: CachedTokens = lambda replica, demand: 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._registry = registry
+        self._policy = policy
+        self._metrics = metrics
+        self._cached_tokens = cached_tokens
+        self._clock = clock
+        self._queue: FairQueue[_Entry] = FairQueue(config.queue_size, config.aging_interval)
+        self._tick: asyncio.TimerHandle | None = None
+        self._pump_soon = False
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._queue)
+
+    def at_once(self, ask: Ask) -> Grant | None:
+        """A place without waiting, or ``None``. Raises ``NoReplicaError``.
+
+        A demand that is only bounded gets one where its bound does not matter: it is a small part
+        of what is free.
+        """
+        self._check_served(ask)
+        if self._queue:
+            return None
+        if ask.demand.prompt_tokens is None:
+            return self._place(ask, frozenset(), bounded=True)
+        return self._place(ask, frozenset())
+
+    async def admit(self, ask: Ask) -> Grant:
+        """A place, once there is one.
+
+        Raises ``NoReplicaError``, ``SaturatedError``, or ``NeverFitsError`` where the replicas
+        shrank meanwhile. Cancelling it leaves nothing behind.
+        """
+        grant = self.at_once(ask)
+        if grant is not None:
+            self._metrics.admission.labels("admitted", "at_once").inc()
+            return grant
+        return await self._wait(ask)
+
+    async def _wait(self, ask: Ask) -> Grant:
+        entry = _Entry(ask, asyncio.get_running_loop().create_future())
+        cost = self._need(self._roomiest(ask), ask.demand).kv_tokens
+        waiting = Waiting(entry, ask.key, ask.priority, ask.arrived, cost)
+        victim = self._queue.offer(waiting)
+        if victim is not None:
+            full = SaturatedError("queue_full", self.retry_after(victim.item.ask))
+            if victim is waiting:
+                raise full
+            _refuse(victim, full)
+        self._metrics.queue_depth.set(len(self._queue))
+        began = self._clock()
+        self._pump()
+        try:
+            left = ask.arrived + self._config.queue_timeout - self._clock()
+            async with asyncio.timeout(max(left, 0.0)):
+                grant = await entry.granted
+        except TimeoutError:
+            self._leave(waiting)
+            self._check_served(ask)
+            raise SaturatedError("queue_timeout", self.retry_after(ask)) from None
+        except asyncio.CancelledError:
+            self._leave(waiting)
+            raise
+        finally:
+            self._metrics.queue_depth.set(len(self._queue))
+            self._metrics.queue_wait_seconds.observe(self._clock() - began)
+        self._metrics.admission.labels("admitted", "waited").inc()
+        return grant
+
+    def _leave(self, waiting: Waiting[_Entry]) -> None:
+        """The request gives up; a place that it was given this very moment goes back."""
+        granted = waiting.item.granted
+        served = not self._queue.remove(waiting) and granted.done() and not granted.cancelled()
+        if served and granted.exception() is None:
+            granted.result().reservation.release()
+        self.changed()
+
+    def retry_after(self, ask: Ask) -> float:
+        """Seconds until the replicas will have freed what waits before ``ask``, and its own need,
+        at the rate of late.
+        """
+        replicas = self._able(ask)
+        tokens = sequences = 0
+        for waiting in self._queue:
+            replica = self._roomiest(waiting.item.ask)
+            need = self._need(replica, waiting.item.ask.demand)
+            tokens, sequences = tokens + need.kv_tokens, sequences + need.sequences
+        times = []
+        for replica in replicas:
+            need = self._need(replica, ask.demand)
+            seconds = replica.budget.seconds_until_free(
+                tokens // len(replicas) + need.kv_tokens,
+                sequences // len(replicas) + need.sequences,
+            )
+            if seconds is not None:
+                times.append(seconds)
+        return min(times, default=_UNKNOWN_SECONDS)
+
+    def forecast(self, ask: Ask) -> Forecast:
+        """What would happen to ``ask`` now. Raises ``NoReplicaError``; changes nothing."""
+        self._check_served(ask)
+        free = self._free(ask, frozenset())
+        if free and not self._queue:
+            replica = self._policy.choose(free, ask.demand)
+        else:
+            replica = self._roomiest(ask)
+        need, budget = self._need(replica, ask.demand), replica.budget
+        obstacle = budget.obstacle(need)
+        ahead = sum(1 for waiting in self._queue if waiting.priority >= ask.priority)
+        start = 0.0 if obstacle is None and not ahead else self.retry_after(ask)
+        steps = budget.steps
+        prefill = steps.prefill_seconds(budget.prefill_tokens + need.prefill_tokens)
+        context, batch = budget.context + need.context_tokens, budget.batch + need.sequences
+        return Forecast(
+            replica,
+            need,
+            obstacle,
+            ahead,
+            start,
+            None if prefill is None else start + prefill,
+            steps.token_seconds(context, batch),
+        )
+
+    def _able(self, ask: Ask) -> list[Replica]:
+        """Ready replicas that could hold it and have not failed it."""
+        return [
+            replica
+            for replica in self._registry.ready()
+            if replica not in ask.exclude and ask.demand.fits(replica)
+        ]
+
+    def _check_served(self, ask: Ask) -> None:
+        """``NoReplicaError`` or ``NeverFitsError`` where waiting is no use."""
+        if self._able(ask):
+            return
+        known = [replica for replica in self._registry.replicas if ask.demand.serves(replica)]
+        limits = [replica.facts.limits for replica in known if replica.facts is not None]
+        if known and not any(ask.demand.fits(replica) for replica in known):
+            raise never_fits(ask.demand, limits, ask.param)
+        raise NoReplicaError
+
+    def _need(self, replica: Replica, demand: Demand) -> Need:
+        cached = self._cached_tokens(replica, demand)
+        return demand.need(replica, self._config.assumed_completion_tokens, cached)
+
+    def _roomiest(self, ask: Ask) -> Replica:
+        """The replica where it will most likely run: the one with the most room."""
+        able = self._able(ask) or list(self._registry.replicas)
+        return max(able, key=lambda replica: (replica.budget.free_tokens or 0, -replica.in_flight))
+
+    def _free(self, ask: Ask, kept: Set[Replica]) -> list[Replica]:
+        return [
+            replica
+            for replica in self._able(ask)
+            if replica not in kept
+            and replica.budget.obstacle(self._need(replica, ask.demand)) is None
+        ]
+
+    def _place(self, ask: Ask, kept: Set[Replica], bounded: bool = False) -> Grant | None:
+        free = self._free(ask, kept)
+        if bounded:
+            free = [replica for replica in free if self._bound_is_small(replica, ask.demand)]
+        if not free:
+            return None
+        replica = self._policy.choose(free, ask.demand)
+        return Grant(replica, replica.budget.reserve(self._need(replica, ask.demand)))
+
+    def _bound_is_small(self, replica: Replica, demand: Demand) -> bool:
+        if demand.bound is None:
+            return False
+        free = replica.budget.free_tokens
+        return free is None or demand.bound <= max(_LEAST_BOUND, free // _BOUND_SHARE)
+
+    def changed(self) -> None:
+        """Something may have room now: look, but not in the middle of what changed it."""
+        if self._queue and not self._pump_soon:
+            self._pump_soon = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Give places to those whose turn it is.
+
+        One that does not fit keeps the replicas it could use from all behind it, but a short prompt
+        may overtake it, up to a bound.
+        """
+        self._pump_soon = False
+        kept: set[Replica] = set()
+        wanted: Counter[Replica] = Counter()
+        passed: list[tuple[Waiting[_Entry], list[Replica]]] = []
+        for waiting in self._queue.ordered(self._clock()):
+            ask = waiting.item.ask
+            if waiting.item.granted.done():
+                continue  # cancelled: about to leave
+            able = self._able(ask)
+            if not able:
+                self._give_up(waiting)
+                continue
+            short = ask.demand.size <= self._config.short_prompt_tokens
+            grant = self._place(ask, kept if short else kept | wanted.keys())
+            if grant is None:
+                passed.append((waiting, able))
+                wanted.update(able)
+                kept.update(replica for replica in able if wanted[replica] >= _LOOK_PAST)
+            else:
+                self._queue.serve(waiting)
+                waiting.item.granted.set_result(grant)
+            for other, theirs in passed:
+                if grant is not None and grant.replica in theirs:
+                    other.overtaken += 1
+                if other.overtaken >= self._config.max_overtakes:
+                    kept.update(theirs)
+            if kept.issuperset(self._registry.ready()):
+                break
+        self._metrics.queue_depth.set(len(self._queue))
+        self._keep_ticking()
+
+    def _give_up(self, waiting: Waiting[_Entry]) -> None:
+        """Refuse one that can no longer be served; one whose replica may come back waits on."""
+        try:
+            self._check_served(waiting.item.ask)
+        except NeverFitsError as error:
+            self._queue.remove(waiting)
+            _refuse(waiting, error)
+        except NoReplicaError:
+            pass
+
+    def _keep_ticking(self) -> None:
+        """While someone waits, look again: replicas come and go, predictions change."""
+        if self._tick is not None:
+            self._tick.cancel()
+            self._tick = None
+        if self._queue:
+            self._tick = asyncio.get_running_loop().call_later(_TICK, self._pump)
+
+
+def _refuse(waiting: Waiting[_Entry], error: Exception) -> None:
+    if not waiting.item.granted.done():
+        waiting.item.granted.set_exception(error)

@@ -1,0 +1,98 @@
+"""What a request asks of a replica, and whether a replica could ever give it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from longleaf.gateway.replicas.budget import Need
+from longleaf.gateway.replicas.facts import ReplicaLimits
+from longleaf.gateway.replicas.replica import Replica
+
+_ASSUMED_SHARE = 8
+"""A completion without a limit is assumed to take at most this part of the pool."""
+
+
+class NeverFitsError(Exception):
+    """The request is longer than any replica could ever hold. The message has the counts."""
+
+    def __init__(self, message: str, param: str) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a request asks of a replica, in tokens."""
+
+    model: str
+    prompt_tokens: int | None
+    """Of the longest prompt, exact; ``None`` where it was not counted."""
+    max_tokens: int | None
+    """Longest completion asked for; ``None`` where the request leaves it to the engine."""
+    bound: int | None = None
+    """Most tokens that the longest prompt can have; ``None`` where nothing bounds it."""
+    all_prompts: int | None = None
+    """Tokens of all prompts together, where there are several."""
+    sequences: int = 1
+    """Completions asked for."""
+    at_least: bool = False
+    """Whether ``prompt_tokens`` is only the fewest that the prompt can have (and too many)."""
+
+    @property
+    def size(self) -> int:
+        """Prompt tokens by the best of our knowledge."""
+        return self.prompt_tokens or self.bound or 1
+
+    def counted(self, prompt_tokens: int, all_prompts: int | None = None) -> "Demand":
+        """The same with an exact count."""
+        return replace(self, prompt_tokens=prompt_tokens, all_prompts=all_prompts)
+
+    def serves(self, replica: Replica) -> bool:
+        """Whether ``replica`` is known to serve the model."""
+        return replica.facts is not None and self.model in replica.facts.model_names
+
+    def fits(self, replica: Replica) -> bool:
+        """Whether ``replica`` serves the model and could ever hold the request."""
+        facts = replica.facts
+        if facts is None or self.model not in facts.model_names:
+            return False
+        return facts.limits.admits(self.prompt_tokens or 1, self.max_tokens)
+
+    def need(self, replica: Replica, assumed: int, cached: int = 0) -> Need:
+        """What it would take of ``replica``, where ``cached`` prompt tokens lie already.
+
+        ``assumed``: completion tokens of a request that names no limit.
+        """
+        budget = replica.budget
+        prompts = max(self.all_prompts or self.size, self.size)
+        uncached = max(1, prompts - cached)
+        completion = self.max_tokens
+        if completion is None:
+            capacity = budget.capacity
+            completion = assumed if capacity is None else min(assumed, capacity // _ASSUMED_SHARE)
+        tokens = uncached + self.sequences * (completion + budget.tree_nodes)
+        return Need(tokens, uncached, prompts * max(1, self.sequences), self.sequences)
+
+
+def never_fits(demand: Demand, limits: Sequence[ReplicaLimits], param: str) -> NeverFitsError:
+    """The refusal of a demand that none of ``limits`` admits, with the counts."""
+    prompt, completion = demand.prompt_tokens, demand.max_tokens
+    about = "at least " if demand.at_least else ""
+    asked = []
+    if prompt is not None:
+        asked.append(f"{about}{prompt} in the prompt")
+    if completion is not None:
+        asked.append(f"{completion} for the completion")
+    total = (prompt or 0) + (completion or 0)
+    context = max((limit.context_length or 0 for limit in limits), default=0)
+    largest = max((limit.total_limit or 0 for limit in limits), default=0)
+    longest = max((limit.prompt_limit or 0 for limit in limits), default=0)
+    requested = f"However, you requested {about}{total} tokens ({', '.join(asked)})."
+    if context and total > context:
+        limit = f"This model's maximum context length is {context} tokens."
+    elif total > largest:
+        limit = f"The KV cache of no replica can hold more than {largest} tokens of one request."
+    else:
+        limit = f"The longest prompt that a replica can take has {longest} tokens."
+    prompt_fits = prompt is not None and prompt <= longest
+    hint = "Ask for a shorter completion." if prompt_fits else "Shorten the prompt."
+    return NeverFitsError(f"{limit} {requested} {hint}", param)

@@ -1,0 +1,173 @@
+"""From a request's body to its place on a replica."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from longleaf.gateway.admission.admission import (
+    Admission,
+    Ask,
+    Forecast,
+    Grant,
+    NoReplicaError,
+    SaturatedError,
+)
+from longleaf.gateway.admission.demand import Demand, NeverFitsError, never_fits
+from longleaf.gateway.admission.limits import Charge, KeyLimitError, KeyLimits
+from longleaf.gateway.auth import ApiKey
+from longleaf.gateway.prompts.reader import Prompt, PromptReader
+from longleaf.gateway.replicas.registry import ReplicaRegistry
+from longleaf.gateway.replicas.replica import Replica
+from longleaf.metrics import GatewayMetrics
+
+logger = logging.getLogger(__name__)
+
+
+class UnknownModelError(Exception):
+    """No replica serves the model, and every replica has told what it serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """An admitted request: its place, and what is needed to ask for another."""
+
+    ask: Ask
+    grant: Grant
+    charge: Charge
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """Counts where it matters, checks limits, reserves."""
+
+    registry: ReplicaRegistry
+    reader: PromptReader
+    admission: Admission
+    limits: KeyLimits
+    metrics: GatewayMetrics
+
+    async def enter(self, prompt: Prompt, key: ApiKey | None) -> Ticket:
+        """A place for ``prompt``, once there is one.
+
+        Raises ``UnknownModelError``, ``NoReplicaError``, ``NeverFitsError``, ``KeyLimitError`` or
+        ``SaturatedError``. Cancelling it leaves nothing behind.
+        """
+        try:
+            return await self._enter(prompt, key)
+        except Exception as error:
+            self.metrics.admission.labels("refused", reason(error)).inc()
+            raise
+
+    async def again(self, ticket: Ticket, tried: Sequence[Replica]) -> Ticket:
+        """Another place, on none of ``tried``. Raises as ``enter``."""
+        ask = replace(ticket.ask, exclude=tuple(tried))
+        return replace(ticket, ask=ask, grant=await self.admission.admit(ask))
+
+    async def forecast(self, prompt: Prompt, key: ApiKey | None) -> tuple[Demand, Forecast]:
+        """What would happen to ``prompt`` now, counted exactly; runs and takes nothing.
+
+        Raises as ``enter`` where it would be refused at once.
+        """
+        demand = await self._demand(prompt, exact=True)
+        self.limits.peek(key, charged_tokens(demand))
+        return demand, self.admission.forecast(_ask(demand, prompt, key))
+
+    async def _enter(self, prompt: Prompt, key: ApiKey | None) -> Ticket:
+        self.limits.peek(key, 0)
+        by_tokens = key is not None and key.tokens_per_minute is not None
+        demand = await self._demand(prompt, exact=by_tokens)
+        charge = self.limits.charge(key, charged_tokens(demand))
+        try:
+            ask = _ask(demand, prompt, key)
+            grant = self.admission.at_once(ask)
+            if grant is not None:
+                if demand.prompt_tokens is None:
+                    self.reader.bounded()
+                self.metrics.admission.labels("admitted", "at_once").inc()
+                return Ticket(ask, grant, charge)
+            if demand.prompt_tokens is None:  # by its bound it finds no room: now the count decides
+                ask = replace(ask, demand=await self._counted(demand, prompt))
+            return Ticket(ask, await self.admission.admit(ask), charge)
+        except BaseException:
+            charge.settle(0)
+            raise
+
+    async def _demand(self, prompt: Prompt, exact: bool) -> Demand:
+        """What ``prompt`` asks for, counted if its bound does not settle that it can be held."""
+        said = prompt.inspection
+        demand = Demand(
+            said.model,
+            None,
+            said.max_tokens,
+            bound=said.bound,
+            sequences=said.completions * said.prompts,
+        )
+        serving = self._serving(said.model)
+        limits = [replica.facts.limits for replica in serving if replica.facts is not None]
+        bound = said.bound
+        fits = bound is not None and all(limit.admits(bound, said.max_tokens) for limit in limits)
+        if exact or not fits or prompt.count is not None or said.given_tokens is not None:
+            return await self._counted(demand, prompt)
+        return demand
+
+    async def _counted(self, demand: Demand, prompt: Prompt) -> Demand:
+        serving = self._serving(demand.model)
+        count = await self.reader.count(prompt, serving)
+        if count is None:
+            demand = replace(demand, bound=demand.bound or len(prompt.text))
+        else:
+            demand = replace(
+                demand,
+                prompt_tokens=count.longest,
+                all_prompts=count.total,
+                at_least=count.at_least,
+            )
+        if not any(demand.fits(replica) for replica in serving):
+            limits = [replica.facts.limits for replica in serving if replica.facts is not None]
+            raise never_fits(demand, limits, prompt.inspection.prompt_field)
+        return demand
+
+    def _serving(self, model: str) -> list[Replica]:
+        """Replicas that serve ``model``, of which one is ready."""
+        replicas = self.registry.replicas
+        serving = [
+            replica
+            for replica in replicas
+            if replica.facts is not None and model in replica.facts.model_names
+        ]
+        if not serving and all(replica.facts is not None for replica in replicas):
+            raise UnknownModelError
+        if not any(replica.ready for replica in serving):
+            raise NoReplicaError
+        return serving
+
+
+def charged_tokens(demand: Demand) -> int:
+    """Tokens that a request is charged until its true usage is known."""
+    prompts = max(demand.all_prompts or 0, demand.prompt_tokens or 0)
+    return prompts + demand.sequences * (demand.max_tokens or 0)
+
+
+def reason(error: Exception) -> str:
+    """Why a request was refused, for metrics: from a closed set."""
+    match error:
+        case UnknownModelError():
+            return "model_not_found"
+        case NoReplicaError():
+            return "no_replica"
+        case NeverFitsError():
+            return "context_length_exceeded"
+        case KeyLimitError():
+            return f"key_{error.what}"
+        case SaturatedError():
+            return error.reason
+        case _:
+            return "error"
+
+
+def _ask(demand: Demand, prompt: Prompt, key: ApiKey | None) -> Ask:
+    wish = prompt.inspection.priority
+    if key is None:
+        return Ask(demand, prompt.inspection.prompt_field, "", wish or 0)
+    priority = key.priority if wish is None else min(key.priority, wish)
+    return Ask(demand, prompt.inspection.prompt_field, key.id, priority)

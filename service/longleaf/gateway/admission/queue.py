@@ -1,0 +1,100 @@
+"""The order in which waiting requests get their turn: priority and age, then fair shares by key.
+
+Start-time fair queueing: a request's tag is where its key's service has come to, counted in tokens;
+a key that waits with many requests does not push back one that waits with few.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+@dataclass(eq=False, slots=True)
+class Waiting(Generic[Item]):
+    """One waiting request. ``priority``: more is earlier; ``arrived``: monotonic seconds."""
+
+    item: Item
+    key: str
+    priority: int
+    arrived: float
+    cost: int
+    """Tokens, for the fair shares."""
+    tag: float = 0.0
+    overtaken: int = 0
+    """Requests that started before this one although it was ahead of them."""
+    number: int = field(default=0)
+
+
+class FairQueue(Generic[Item]):
+    """At most ``size`` waiting requests. Pure: knows no clock and starts nothing."""
+
+    def __init__(self, size: int, aging_interval: float) -> None:
+        self._size = size
+        self._aging_interval = aging_interval
+        self._waiting: list[Waiting[Item]] = []
+        self._counts: Counter[str] = Counter()
+        self._finish: dict[str, float] = {}
+        self._virtual = 0.0
+        self._number = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[Waiting[Item]]:
+        return iter(tuple(self._waiting))
+
+    def offer(self, waiting: Waiting[Item]) -> Waiting[Item] | None:
+        """Let ``waiting`` in. Returns who must go for it: ``None``, or itself, or, where the queue
+        is full, the last of a key that holds more places than its own.
+        """
+        victim: Waiting[Item] | None = None
+        if len(self._waiting) >= self._size:
+            victim = self._victim(waiting)
+            if victim is waiting:
+                return waiting
+            self.remove(victim)
+        self._number += 1
+        waiting.number = self._number
+        waiting.tag = max(self._virtual, self._finish.get(waiting.key, 0.0))
+        self._finish[waiting.key] = waiting.tag + waiting.cost
+        self._waiting.append(waiting)
+        self._counts[waiting.key] += 1
+        return victim
+
+    def remove(self, waiting: Waiting[Item]) -> bool:
+        """Take ``waiting`` out; whether it was there."""
+        if waiting not in self._waiting:
+            return False
+        self._waiting.remove(waiting)
+        self._counts[waiting.key] -= 1
+        if not self._counts[waiting.key]:
+            del self._counts[waiting.key]
+        return True
+
+    def serve(self, waiting: Waiting[Item]) -> None:
+        """``waiting`` gets its turn: it leaves, its key's share moves on."""
+        self.remove(waiting)
+        self._virtual = max(self._virtual, waiting.tag)
+        for key in [key for key, finish in self._finish.items() if finish <= self._virtual]:
+            del self._finish[key]
+
+    def ordered(self, now: float) -> list[Waiting[Item]]:
+        """Everyone, first one first."""
+        return sorted(self._waiting, key=lambda waiting: self._rank(waiting, now))
+
+    def _rank(self, waiting: Waiting[Item], now: float) -> tuple[int, float, int]:
+        age = math.floor((now - waiting.arrived) / self._aging_interval)
+        return -(waiting.priority + age), waiting.tag, waiting.number
+
+    def _victim(self, newcomer: Waiting[Item]) -> Waiting[Item]:
+        key, most = max(self._counts.items(), key=lambda count: count[1], default=("", 0))
+        if most <= self._counts[newcomer.key] + 1:
+            return newcomer
+        return max(
+            (waiting for waiting in self._waiting if waiting.key == key),
+            key=lambda waiting: (-waiting.priority, waiting.number),
+        )

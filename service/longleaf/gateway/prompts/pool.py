@@ -1,0 +1,141 @@
+"""A pool of worker processes: started when needed, replaced when they die or hang."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from longleaf.gateway.prompts.worker import ANSWER, JOB
+
+SHORT_BYTES = 256 * 1024
+_END_SECONDS = 5.0
+
+
+class WorkerError(Exception):
+    """A worker died, or took too long, over this job."""
+
+
+class _Process:
+    """One worker process."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process = process
+        self._stdin = process.stdin
+        self._stdout = process.stdout
+
+    @classmethod
+    async def start(cls) -> "_Process":
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "longleaf.gateway.prompts.worker"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        return cls(process)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs, as far as is known."""
+        return self._process.returncode is None
+
+    async def ask(self, header: bytes, body: bytes) -> bytes:
+        try:
+            self._stdin.write(JOB.pack(len(header), len(body)) + header)
+            self._stdin.write(body)
+            await self._stdin.drain()
+            (length,) = ANSWER.unpack(await self._stdout.readexactly(ANSWER.size))
+            return await self._stdout.readexactly(length)
+        except (OSError, asyncio.IncompleteReadError) as error:
+            raise WorkerError(f"a tokenizer worker died: {error}") from error
+
+    async def end(self, kill: bool) -> None:
+        """Let it finish, or kill it, and wait until it is gone."""
+        self._stdin.close()
+        try:
+            if not kill:
+                async with asyncio.timeout(_END_SECONDS):
+                    await self._process.wait()
+        except TimeoutError:
+            kill = True
+        if kill and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+
+class WorkerPool:
+    """Runs jobs on at most ``size`` processes. Of several, one is left to short jobs, so that
+    nobody's short prompt waits for a long one. ``close`` ends them.
+    """
+
+    def __init__(self, size: int, timeout: float) -> None:
+        self._timeout = timeout
+        self._all = asyncio.Semaphore(size)
+        self._long = asyncio.Semaphore(max(1, size - 1))
+        self._idle: list[_Process] = []
+        self._jobs: set[asyncio.Task[dict[str, Any]]] = set()
+
+    async def run(self, header: Mapping[str, Any], body: bytes = b"") -> dict[str, Any]:
+        """The answer to one job (see ``worker``). ``WorkerError`` where there is none.
+
+        A job whose asker is cancelled runs to its end all the same: a worker is worth more.
+        """
+        gates = [self._long, self._all] if len(body) > SHORT_BYTES else [self._all]
+        held: list[asyncio.Semaphore] = []
+        try:
+            for gate in gates:
+                await gate.acquire()
+                held.append(gate)
+        except BaseException:
+            for gate in held:
+                gate.release()
+            raise
+        job = asyncio.create_task(self._job(json.dumps(header).encode(), body, held))
+        self._jobs.add(job)
+        job.add_done_callback(self._done)
+        return await asyncio.shield(job)
+
+    def _done(self, job: "asyncio.Task[dict[str, Any]]") -> None:
+        self._jobs.discard(job)
+        if not job.cancelled():
+            job.exception()  # its asker may be gone
+
+    async def _job(
+        self, header: bytes, body: bytes, held: list[asyncio.Semaphore]
+    ) -> dict[str, Any]:
+        process: _Process | None = None
+        healthy = False
+        try:
+            async with asyncio.timeout(self._timeout):
+                process = await self._take()
+                answer = json.loads(await process.ask(header, body))
+            healthy = True
+        except TimeoutError:
+            raise WorkerError(f"a tokenizer worker took over {self._timeout:g} s") from None
+        finally:
+            if healthy and process is not None:
+                self._idle.append(process)
+            for gate in held:
+                gate.release()
+            if not healthy and process is not None:
+                await process.end(kill=True)
+        assert isinstance(answer, dict)
+        return answer
+
+    async def _take(self) -> _Process:
+        """An idle process that lives, or a new one."""
+        while self._idle:
+            process = self._idle.pop()
+            if process.alive:
+                return process
+            await process.end(kill=True)
+        return await _Process.start()
+
+    async def close(self) -> None:
+        """End every process, busy ones too."""
+        for job in tuple(self._jobs):
+            job.cancel()
+        await asyncio.gather(*self._jobs, return_exceptions=True)
+        await asyncio.gather(*(process.end(kill=False) for process in self._idle))
+        self._idle.clear()

@@ -1,0 +1,175 @@
+"""Who counts a prompt's tokens: the gateway's own tokenizer, or a replica's ``/tokenize``."""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from longleaf.gateway.prompts.inspection import Inspection, Route, WrongBodyError, inspect, parse
+from longleaf.gateway.prompts.pool import WorkerError, WorkerPool
+from longleaf.gateway.prompts.tokenizer import Count
+from longleaf.gateway.replicas.client import ReplicaError
+from longleaf.gateway.replicas.registry import ReplicaRegistry
+from longleaf.gateway.replicas.replica import Replica
+from longleaf.metrics import GatewayMetrics
+
+logger = logging.getLogger(__name__)
+
+_INLINE_BYTES = 64 * 1024
+"""Bodies up to this size are parsed on the event loop: it takes a millisecond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A valid body: its JSON text, what it says, and its tokens if they were counted."""
+
+    text: bytes
+    route: Route
+    inspection: Inspection
+    count: Count | None = None
+
+
+class PromptReader:
+    """Reads bodies and counts their prompts. ``start`` inside the event loop, ``close`` at the end.
+
+    A tokenizer that does not load is an error in the log, ``tokenizer_up`` 0, and counted by the
+    replicas instead.
+    """
+
+    def __init__(
+        self,
+        tokenizers: Mapping[str, str],
+        workers: int,
+        timeout: float,
+        registry: ReplicaRegistry,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._tokenizers = tokenizers
+        self._timeout = timeout
+        self._pool = WorkerPool(workers, timeout)
+        self._registry = registry
+        self._metrics = metrics
+        self._broken: set[str] = set()
+
+    async def start(self) -> None:
+        """Try every configured tokenizer."""
+        for path in dict.fromkeys(self._tokenizers.values()):
+            try:
+                answer = await self._pool.run({"kind": "load", "path": path})
+                self._note_tokenizer(path, answer.get("tokenizer_error"))
+            except WorkerError as error:
+                self._note_tokenizer(path, str(error))
+
+    async def close(self) -> None:
+        """End the workers."""
+        await self._pool.close()
+
+    async def read(self, text: bytes, route: Route) -> Prompt:
+        """Parse and check a body; a long one in a worker, which counts it too where it can.
+
+        Raises ``WrongBodyError``, and ``WorkerError`` where a worker failed.
+        """
+        if len(text) > _INLINE_BYTES:
+            return await self._ask(text, route)
+        fields = parse(text, route)
+        return Prompt(text, route, inspect(fields, len(text), route))
+
+    async def count(self, prompt: Prompt, replicas: Sequence[Replica]) -> Count | None:
+        """Tokens of ``prompt``, exactly; ``None`` where nobody could count them.
+
+        ``replicas`` serve its model.
+        """
+        if prompt.count is not None:
+            return prompt.count
+        inspection = prompt.inspection
+        if inspection.given_tokens is not None and inspection.all_given_tokens is not None:
+            self._metrics.token_counts.labels("given").inc()
+            return Count(inspection.given_tokens, inspection.all_given_tokens)
+        path = self._tokenizers.get(inspection.model, self._tokenizers.get(""))
+        # A long body has been to a worker already: it had no count for us.
+        if path is not None and inspection.plain and len(prompt.text) <= _INLINE_BYTES:
+            try:
+                count = (await self._ask(prompt.text, prompt.route)).count
+            except WorkerError as error:
+                logger.error("tokenizer worker failed", extra={"fields": {"why": str(error)}})
+                count = None
+            if count is not None:
+                return count
+        count = await self._ask_replicas(prompt.text, replicas)
+        self._metrics.token_counts.labels("failed" if count is None else "counted").inc()
+        return count
+
+    def bounded(self) -> None:
+        """Note that a prompt needed no count."""
+        self._metrics.token_counts.labels("bounded").inc()
+
+    async def _ask(self, text: bytes, route: Route) -> Prompt:
+        header = {
+            "kind": "prompt",
+            "route": route,
+            "tokenizers": dict(self._tokenizers),
+            "most": self._most(),
+        }
+        answer = await self._pool.run(header, text)
+        if "wrong" in answer:
+            raise WrongBodyError(answer["wrong"], answer["param"])
+        inspection = _inspection(answer["inspection"])
+        path = self._tokenizers.get(inspection.model, self._tokenizers.get(""))
+        if path is not None and ("count" in answer or "tokenizer_error" in answer):
+            self._note_tokenizer(path, answer.get("tokenizer_error"))
+        if "count" not in answer:
+            return Prompt(text, route, inspection)
+        self._metrics.token_counts.labels("local").inc()
+        self._metrics.tokenizer_seconds.labels("local").observe(answer["seconds"])
+        return Prompt(text, route, inspection, Count(**answer["count"]))
+
+    def _most(self) -> int | None:
+        """The longest prompt that any replica takes: what must be longer needs no count."""
+        limits = [
+            replica.facts.limits.prompt_limit
+            for replica in self._registry.replicas
+            if replica.facts is not None
+        ]
+        known = [limit for limit in limits if limit is not None]
+        return max(known) if known and len(known) == len(limits) else None
+
+    def _note_tokenizer(self, path: str, error: str | None) -> None:
+        self._metrics.tokenizer_up.labels(path).set(int(error is None))
+        if error is None:
+            self._broken.discard(path)
+        elif path not in self._broken:
+            self._broken.add(path)
+            fields = {"tokenizer": path, "why": error}
+            logger.error("tokenizer does not load", extra={"fields": fields})
+
+    async def _ask_replicas(self, text: bytes, replicas: Sequence[Replica]) -> Count | None:
+        # The whole request: every field that shapes the prompt counts, known to us or not.
+        ready_first = sorted(replicas, key=lambda replica: (not replica.ready, replica.in_flight))
+        for replica in ready_first[:2]:
+            begin = time.perf_counter()
+            try:
+                answer = await replica.client.fetch_json("POST", "/tokenize", self._timeout, text)
+                count = _counted(answer)
+            except (ReplicaError, ValueError) as error:
+                replica.count_error("tokenize")
+                fields = {"replica": replica.url, "why": str(error)}
+                logger.warning("prompt tokens not counted", extra={"fields": fields})
+            else:
+                seconds = time.perf_counter() - begin
+                self._metrics.tokenizer_seconds.labels("replica").observe(seconds)
+                return count
+        return None
+
+
+def _inspection(answer: Mapping[str, Any]) -> Inspection:
+    return Inspection(**{**answer, "names": tuple(answer["names"])})
+
+
+def _counted(answer: object) -> Count:
+    count = answer.get("count") if isinstance(answer, dict) else None
+    given = count if isinstance(count, list) else [count]
+    counts = [one for one in given if isinstance(one, int)]
+    if not counts or len(counts) < len(given):
+        raise ValueError("/tokenize answered without a count")
+    return Count(max(counts), sum(counts))

@@ -1,0 +1,159 @@
+"""Limits of API keys, and the file that holds them."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from longleaf.gateway.admission.limits import KeyLimitError, KeyLimits
+from longleaf.gateway.auth import ApiKey, KeyRing, follow_key_file
+from longleaf.metrics import GatewayMetrics
+from tests.gateway.faulty_replica import answer_captured_chat, captured_body
+from tests.gateway.running import CHAT, chat, gateway_over
+from tests.gateway.test_budget import Clock
+from tests.gateway.test_requests import error_of
+
+pytestmark = pytest.mark.anyio
+
+
+def test_requests_a_minute() -> None:
+    clock = Clock()
+    limits, key = KeyLimits(clock), ApiKey("k", requests_per_minute=30)
+    for _ in range(30):
+        limits.charge(key, 0)
+    with pytest.raises(KeyLimitError) as caught:
+        limits.charge(key, 0)
+    assert (caught.value.what, caught.value.retry_after) == ("requests", 2.0)
+    limits.charge(ApiKey("other", requests_per_minute=30), 0)
+    clock.now += 2.0
+    limits.charge(key, 0)
+    with pytest.raises(KeyLimitError):
+        limits.charge(key, 0)
+
+
+def test_tokens_a_minute_are_settled_by_usage() -> None:
+    clock = Clock()
+    limits, key = KeyLimits(clock), ApiKey("k", tokens_per_minute=6_000)
+    charge = limits.charge(key, 5_000)
+    with pytest.raises(KeyLimitError) as caught:
+        limits.charge(key, 1_500)
+    assert caught.value.what == "tokens"
+    assert caught.value.retry_after == pytest.approx(5.0)
+    charge.settle(700)
+    limits.charge(key, 5_300)
+    with pytest.raises(KeyLimitError):
+        limits.charge(key, 1)
+
+
+def test_a_request_above_a_minutes_worth_needs_a_full_bucket_and_leaves_a_debt() -> None:
+    clock = Clock()
+    limits, key = KeyLimits(clock), ApiKey("k", tokens_per_minute=600)
+    limits.charge(key, 1_800)
+    with pytest.raises(KeyLimitError) as caught:
+        limits.charge(key, 60)
+    assert caught.value.retry_after == pytest.approx(126.0)
+    clock.now += 126.0
+    limits.charge(key, 60)
+
+
+def test_refused_takes_nothing() -> None:
+    limits = KeyLimits(Clock())
+    key = ApiKey("k", requests_per_minute=2, tokens_per_minute=100)
+    limits.charge(key, 90)
+    for _ in range(5):
+        with pytest.raises(KeyLimitError):
+            limits.charge(key, 50)
+    limits.charge(key, 10)  # the second request
+
+
+def test_options_of_a_key(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("one requests_per_minute=60 priority=-3\ntwo tokens_per_minute=9\nthree\n")
+    ring = KeyRing.load(path)
+    one, two, three = (ring.find(f"Bearer {name}") for name in ("one", "two", "three"))
+    assert one is not None
+    assert two is not None
+    assert three is not None
+    assert (one.requests_per_minute, one.tokens_per_minute, one.priority) == (60, None, -3)
+    assert (two.requests_per_minute, two.tokens_per_minute, two.priority) == (None, 9, 0)
+    assert (three.requests_per_minute, three.tokens_per_minute) == (None, None)
+    assert len({one.id, two.id, three.id}) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("key rpm=5\n", "line 1: a key holds no blanks"),
+        ("key requests_per_minute=many\n", "each with a whole number"),
+        ("key requests_per_minute=0\n", "requests_per_minute must be at least 1"),
+        ("key tokens_per_minute=-1\n", "tokens_per_minute must be at least 1"),
+    ],
+)
+def test_wrong_options(tmp_path: Path, text: str, why: str) -> None:
+    path = tmp_path / "keys"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=why):
+        KeyRing.load(path)
+
+
+async def test_the_key_file_is_read_again_and_a_broken_one_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("first\n")
+    ring = KeyRing.load(path)
+    registry = CollectorRegistry()
+    following = asyncio.create_task(follow_key_file(ring, path, 0.01, GatewayMetrics(registry)))
+
+    async def until(value: float, key: str, known: bool) -> None:
+        async with asyncio.timeout(10):
+            while (  # noqa: ASYNC110 - another task reads the file
+                registry.get_sample_value("longleaf_gateway_key_file_up") != value
+                or (ring.find(f"Bearer {key}") is not None) is not known
+            ):
+                await asyncio.sleep(0.005)
+
+    await until(1, "first", True)
+    # As a mounted Secret is changed: another file takes the name.
+    (tmp_path / "next").write_text("second requests_per_minute=5\n")
+    (tmp_path / "next").rename(path)
+    await until(1, "second", True)
+    assert ring.find("Bearer first") is None
+    path.write_text("sha256:12\n")
+    await until(0, "second", True)
+    path.unlink()
+    path.write_text("third\n")
+    await until(1, "third", True)
+    following.cancel()
+
+
+async def test_limits_over_http(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("slow requests_per_minute=1\nfast\n")
+    async with gateway_over(answer_captured_chat, api_key_file=path) as (gateway, (replica,)):
+        slow = {"authorization": "Bearer slow"}
+        assert (await gateway.answer(chat(), headers=slow))[0] == 200
+        status, body, response = await gateway.answer(chat(), headers=slow)
+        error = error_of(body)
+        assert (status, error["code"]) == (429, "rate_limit_exceeded")
+        assert "1 requests a minute" in error["message"]
+        assert 58 <= int(response.headers["retry-after"]) <= 60
+        assert (await gateway.answer(chat(), headers={"authorization": "Bearer fast"}))[0] == 200
+        assert len(replica.generations) == 2
+        refused = 'admission_decisions_total{decision="refused",reason="key_requests"}'
+        assert await gateway.metric("longleaf_gateway_" + refused) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_tokens_are_settled_by_the_usage_of_the_answer(tmp_path: Path, stream: bool) -> None:
+    path = tmp_path / "keys"
+    path.write_text("key tokens_per_minute=1000\n")
+    headers = {"authorization": "Bearer key"}
+    async with gateway_over(answer_captured_chat, api_key_file=path) as (gateway, (replica,)):
+        request = chat(stream=stream, max_tokens=900)
+        usage = captured_body("chat_stream" if stream else "chat")
+        assert b'"completion_tokens"' in usage
+        for _ in range(3):  # each is charged 914 tokens and took far fewer
+            assert (await gateway.raw(request, CHAT, headers=headers))[0] == 200
+        assert len(replica.tokenized) == 3  # a limit of tokens wants exact counts
+        replica.prompt_tokens = 2_000
+        assert (await gateway.raw(request, CHAT, headers=headers))[0] == 429
