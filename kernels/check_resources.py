@@ -22,7 +22,7 @@ import cuda_build
 TABLE = cuda_build.ROOT / "resources.json"
 SHARED_LIMIT = 101_376
 """Bytes of shared memory a block may have on sm_120, kept on every target."""
-COUNTED = ("HMMA", "QMMA", "LDSM", "LDGSTS", "UBLKCP", "LDL", "STL")
+COUNTED = ("HMMA", "QMMA", "LDSM", "LDGSTS", "UBLKCP", "UTMALDG", "LDL", "STL")
 """Tensor products, matrix loads, asynchronous copies, and local memory (loads and stores)."""
 LONGER = 1.05
 """How much longer a kernel may get before that counts as a change."""

@@ -1,6 +1,8 @@
 // Chooses the work split of a verify-attention launch and dispatches to the instances.
 #include "verify_mla.h"
 
+#include <cuda.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -12,7 +14,7 @@ namespace {
 constexpr int kMaxRows = kMaxRowGroups * kRowsPerGroup;
 constexpr size_t kStatsBytes = kPartialsPerBlock * kMaxRows * sizeof(float2);
 constexpr size_t kPartialBytes = kPartialsPerBlock * kMaxRowGroups * kUnitsPerGroup * sizeof(uint4);
-constexpr int kDefaultMinTiles = 3;
+constexpr int kDefaultMinTiles = 2;
 
 size_t counters_bytes(int blocks) {
   constexpr size_t kAlign = 256;
@@ -25,6 +27,36 @@ int multiprocessors(int* count) {
   if (status == cudaSuccess)
     status = cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device);
   return status;
+}
+
+// The driver's function, found at run time so that the library links no driver.
+int encode_function(decltype(&cuTensorMapEncodeTiled)* encode) {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  const cudaError_t status = cudaGetDriverEntryPointByVersion(
+      "cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+  *encode = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
+  if (status == cudaSuccess && found != cudaDriverEntryPointSuccess) return cudaErrorNotSupported;
+  return status;
+}
+
+// Rows of 576 bf16 as nine lines of 128 bytes, copied `box` rows at a time and swizzled.
+int encode_rows(const void* base, int64_t rows, int box, TensorMap* map) {
+  static_assert(sizeof(TensorMap) == sizeof(CUtensorMap) && alignof(TensorMap) >= alignof(CUtensorMap));
+  constexpr cuuint32_t kLine = 64, kLines = kRowDim / kLine;  // elements
+  constexpr cuuint64_t kElement = sizeof(uint16_t);
+  decltype(&cuTensorMapEncodeTiled) encode = nullptr;
+  if (const int status = encode_function(&encode); status != LONGLEAF_OK) return status;
+  const cuuint64_t sizes[] = {kLine, kLines, static_cast<cuuint64_t>(rows)};
+  const cuuint64_t strides[] = {kLine * kElement, kRowDim * kElement};  // bytes
+  const cuuint32_t boxes[] = {kLine, kLines, static_cast<cuuint32_t>(box)};
+  const cuuint32_t steps[] = {1, 1, 1};
+  const CUresult result = encode(
+      reinterpret_cast<CUtensorMap*>(map), CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3,
+      const_cast<void*>(base), sizes, strides, boxes, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_NONE,
+      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? LONGLEAF_OK : LONGLEAF_BAD_ARGUMENT;
 }
 
 struct Split {
@@ -74,7 +106,8 @@ bool valid(const longleaf_verify_mla_args& a) {
                         a.workspace && (a.page_size == 1 || a.page_indptr) && aligned(a.q) &&
                         aligned(a.kv_pool) && aligned(a.tree_kv) && aligned(a.out) &&
                         aligned(a.workspace);
-  return pointers && a.batch > 0 && a.nodes > 0 && a.heads > 0 &&
+  return pointers && a.tokens > 0 && a.slots > 0 && a.tokens * a.heads <= INT32_MAX &&
+         a.slots <= INT32_MAX && a.batch > 0 && a.nodes > 0 && a.heads > 0 &&
          static_cast<int64_t>(a.nodes) * a.heads <= (1 << 20) &&
          (a.page_size == 1 || a.page_size == 64) && a.row_groups >= 0 &&
          a.row_groups <= kMaxRowGroups && a.gang >= 0 && a.min_tiles >= 0 && a.softmax_scale > 0 &&
@@ -100,12 +133,16 @@ int longleaf_verify_mla(const longleaf_verify_mla_args* args, void* stream) {
   const Split split = choose_split(args->nodes * args->heads, blocks, args->row_groups, args->gang);
 
   VerifyMlaParams p{};
-  p.q = static_cast<const uint16_t*>(args->q);
+  int status = encode_rows(args->q, args->tokens * args->heads, kRowsPerBox, &p.q_rows);
+  if (status == LONGLEAF_OK)
+    status = encode_rows(args->tree_kv, args->tokens, kRowsPerBox, &p.tree_rows);
+  if (status == LONGLEAF_OK && !args->e4m3)
+    status = encode_rows(args->kv_pool, args->slots, 1, &p.pool_rows);
+  if (status != LONGLEAF_OK) return status;
   p.kv_pool = args->kv_pool;
   p.kv_indptr = args->kv_indptr;
   p.kv_indices = args->kv_indices;
   p.page_indptr = args->page_size == 1 ? args->kv_indptr : args->page_indptr;
-  p.tree_kv = static_cast<const uint16_t*>(args->tree_kv);
   p.visible = static_cast<const uint64_t*>(args->visible);
   p.q_indptr = args->q_indptr;
   p.out = static_cast<uint16_t*>(args->out);
@@ -121,7 +158,8 @@ int longleaf_verify_mla(const longleaf_verify_mla_args* args, void* stream) {
   p.heads = args->heads;
   p.visible_words = (args->nodes + 63) / 64;
   p.page_log2 = args->page_size == 64 ? 6 : 0;
-  p.index_is_wide = args->wide_indices;
+  p.index_is_wide = args->wide_indices != 0;
+  p.tree_tile_log2 = tree_tile_log2(args->e4m3 != 0);
   p.gang = split.gang;
   p.gangs = split.gangs;
   p.rounds = split.rounds;

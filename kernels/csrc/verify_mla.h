@@ -21,6 +21,8 @@ typedef struct longleaf_verify_mla_args {
   void* out;                  /* bf16 [tokens, heads, 512] */
   float* lse;                 /* fp32 [tokens, heads], natural logarithm; may be null */
   void* workspace;            /* longleaf_verify_mla_workspace() bytes, zero before the first launch */
+  int64_t tokens;  /* rows of q, tree_kv and out */
+  int64_t slots;   /* of kv_pool: pages times page_size */
   int32_t batch;
   int32_t nodes; /* tokens of each request, or the largest number of them with q_indptr */
   int32_t heads;

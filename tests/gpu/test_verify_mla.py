@@ -63,6 +63,20 @@ def test_rows(nodes: int, heads: int, workspace: torch.Tensor) -> None:
     check(make_case(Shape([3001], nodes, heads), DEVICE), workspace)
 
 
+@pytest.mark.parametrize("pool", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("nodes", [9, 17])
+def test_many_runs_give_the_same_bits(
+    nodes: int, pool: torch.dtype, workspace: torch.Tensor
+) -> None:
+    """128 heads: every block goes from one row tile to the next, and merges both."""
+    case = make_case(Shape([3001], nodes, 128, pool=pool), DEVICE)
+    first, lse = case.run(workspace)
+    for _ in range(200):
+        again, lse_again = case.run(workspace)
+        assert int((first != again).sum()) == 0
+        assert torch.equal(lse, lse_again)
+
+
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4, 5, 9, 64])
 def test_sharp_softmax(nodes: int, workspace: torch.Tensor) -> None:
     """Scores of hundreds: the softmax's reference must move, by both pairs of warps."""

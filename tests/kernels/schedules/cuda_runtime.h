@@ -48,6 +48,8 @@ void mbar_arrive(uint32_t bar, int bytes);
 void mbar_wait(uint32_t bar, int parity);
 // At a random later time: bytes of `from` to shared memory, counted on the barrier.
 void copy_later(uint32_t to, const void* from, int bytes, uint32_t bar);
+// Likewise, with the copy engine's 128-byte swizzle: bits 4 to 6 of the address by bits 7 to 9.
+void copy_swizzled_later(uint32_t to, const void* from, int bytes, uint32_t bar);
 
 template <class T>
 uint64_t to_word(T value) {

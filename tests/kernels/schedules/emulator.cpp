@@ -52,6 +52,7 @@ struct Copy {
   int bytes;
   uint32_t bar;
   int delay;
+  bool swizzled;
 };
 struct Warp : Meeting {
   uint64_t words[2][kWarp];
@@ -134,7 +135,11 @@ bool land_copies(Block& block) {
       later.push_back(copy);
       continue;
     }
-    std::memcpy(block.memory.data() + copy.to, copy.from, copy.bytes);
+    for (int i = 0; i < copy.bytes; i += 16) {
+      uint32_t to = copy.to + i;
+      if (copy.swizzled) to ^= (to >> 7 & 7) << 4;
+      std::memcpy(block.memory.data() + to, static_cast<const uint8_t*>(copy.from) + i, 16);
+    }
     block.mbarriers[copy.bar].bytes -= copy.bytes;
     block.mbarriers[copy.bar].settle();
   }
@@ -214,12 +219,20 @@ void mbar_wait(uint32_t bar, int parity) {
   mbarrier(bar);
   suspend(Wait::kMbarrier, bar, static_cast<unsigned>(parity));
 }
-void copy_later(uint32_t to, const void* from, int bytes, uint32_t bar) {
-  if (to % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0 || bytes % 16 != 0) {
+static void copy_later(uint32_t to, const void* from, int bytes, uint32_t bar, bool swizzled) {
+  if (to % (swizzled ? 128 : 16) != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0 || bytes % 16 != 0) {
     std::fprintf(stderr, "emulator: a copy of %d bytes to %u is not aligned\n", bytes, to);
     std::abort();
   }
-  self().home->copies.push_back({to, from, bytes, bar, static_cast<int>(chance() % 60)});
+  // Now and then a copy is overtaken by all that a ring holds, as when its page's address is not cached.
+  const int delay = static_cast<int>(chance() % (chance() % 60 == 0 ? 4000 : 60));
+  self().home->copies.push_back({to, from, bytes, bar, delay, swizzled});
+}
+void copy_later(uint32_t to, const void* from, int bytes, uint32_t bar) {
+  copy_later(to, from, bytes, bar, false);
+}
+void copy_swizzled_later(uint32_t to, const void* from, int bytes, uint32_t bar) {
+  copy_later(to, from, bytes, bar, true);
 }
 
 void run(unsigned grid, unsigned threads, const std::function<void()>& kernel, unsigned seed) {

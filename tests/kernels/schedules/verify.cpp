@@ -84,7 +84,12 @@ int check(const Shape& shape, unsigned seed, int launches, std::vector<unsigned>
   entries.resize(page_indptr.back());
   const std::vector<int64_t> wide_entries(entries.begin(), entries.end());
 
-  Buffer<uint16_t> q(static_cast<size_t>(total) * heads * kRowDim), rows(total * kRowDim);
+  // A box may reach past the last row; the copy engine then fills zeros.
+  const size_t spare = longleaf::kTileTokens * 4 * kRowDim;
+  Buffer<uint16_t> q(static_cast<size_t>(total) * heads * kRowDim + spare);
+  Buffer<uint16_t> rows(total * kRowDim + spare);
+  std::fill_n(q.data(), static_cast<size_t>(total) * heads * kRowDim + spare, 0);
+  std::fill_n(rows.data(), total * kRowDim + spare, 0);
   for (int i = 0; i < total * heads * kRowDim; ++i) q[i] = ptx::to_bf16(normal() * shape.query_scale);
   for (int i = 0; i < total * kRowDim; ++i) rows[i] = ptx::to_bf16(normal());
   Buffer<uint8_t> pool_e4m3(slots * kRowDim);
@@ -149,12 +154,17 @@ int check(const Shape& shape, unsigned seed, int launches, std::vector<unsigned>
     Buffer<float2> stats(grid * kPartialsPerBlock * RowGroups * longleaf::kRowsPerGroup);
     Buffer<uint4> partials(grid * kPartialsPerBlock * RowGroups * longleaf::kUnitsPerGroup);
     longleaf::VerifyMlaParams p{};
-    p.q = q.data();
+    const auto map = [](longleaf::TensorMap& to, const uint16_t* base, int box) {
+      const ptx::Rows box_rows{reinterpret_cast<const uint8_t*>(base), box};
+      std::memcpy(&to, &box_rows, sizeof box_rows);
+    };
+    map(p.q_rows, q.data(), longleaf::kRowsPerBox);
+    map(p.tree_rows, rows.data(), longleaf::kRowsPerBox);
+    map(p.pool_rows, pool_bf16.data(), 1);
     p.kv_pool = Cache::kIsE4m3 ? static_cast<void*>(pool_e4m3.data()) : pool_bf16.data();
     p.kv_indptr = kv_indptr.data();
     p.kv_indices = shape.wide ? static_cast<const void*>(wide_entries.data()) : entries.data();
     p.page_indptr = page > 1 ? page_indptr.data() : kv_indptr.data();
-    p.tree_kv = rows.data();
     p.visible = shape.causal ? nullptr : visible.data();
     p.q_indptr = shape.ragged ? q_indptr.data() : nullptr;
     p.out = out.data();
@@ -168,6 +178,7 @@ int check(const Shape& shape, unsigned seed, int launches, std::vector<unsigned>
     p.visible_words = words;
     p.page_log2 = page == 64 ? 6 : 0;
     p.index_is_wide = shape.wide;
+    p.tree_tile_log2 = longleaf::tree_tile_log2(Cache::kIsE4m3);
     p.gang = shape.gang;
     p.gangs = shape.gangs;
     const int gang_rows = shape.gang * RowGroups * longleaf::kRowsPerGroup;

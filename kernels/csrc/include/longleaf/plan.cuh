@@ -17,7 +17,8 @@ struct Item {
   int prefix_tokens;
   int prefix_tiles;
   int tiles;       // prefix and tree
-  int first_token; // the request's first row of q and tree_kv
+  int first_prefix;  // prefix tokens of the requests before
+  int first_token;   // the request's first row of tree_kv
   int nodes;
 };
 
@@ -25,7 +26,8 @@ template <int RowGroups>
 __device__ __forceinline__ Item load_item(const VerifyMlaParams& p, int request, int round) {
   constexpr int kRows = RowGroups * kRowsPerGroup;
   Item item;
-  item.prefix_tokens = __ldg(p.kv_indptr + request + 1) - __ldg(p.kv_indptr + request);
+  item.first_prefix = __ldg(p.kv_indptr + request);
+  item.prefix_tokens = __ldg(p.kv_indptr + request + 1) - item.first_prefix;
   item.prefix_tiles = (item.prefix_tokens + kTileTokens - 1) / kTileTokens;
   if (p.q_indptr) {
     item.first_token = __ldg(p.q_indptr + request);
@@ -41,9 +43,8 @@ __device__ __forceinline__ Item load_item(const VerifyMlaParams& p, int request,
     const int end = min(first_row + p.gang * kRows, rows);
     tree_tokens = (end + p.heads - 1) / p.heads;
   }
-  item.tiles = first_row < rows
-                   ? item.prefix_tiles + (tree_tokens + kTileTokens - 1) / kTileTokens
-                   : 0;
+  const int tree_tiles = (tree_tokens + (1 << p.tree_tile_log2) - 1) >> p.tree_tile_log2;
+  item.tiles = first_row < rows ? item.prefix_tiles + tree_tiles : 0;
   return item;
 }
 
@@ -77,15 +78,21 @@ __device__ __forceinline__ int request_tiles(const VerifyMlaParams& p, int reque
 template <int RowGroups>
 __device__ __forceinline__ void make_plan(const VerifyMlaParams& p, int gang, int lane,
                                           PlanStart* plan) {
+  const bool one_item = p.batch == 1 && p.rounds == 1;
   int total = 0;
-  for (int r = lane; r < p.batch; r += 32) total += request_tiles<RowGroups>(p, r);
-  for (int step = 16; step; step >>= 1) total += __shfl_xor_sync(~0u, total, step);
+  if (one_item) {
+    total = load_item<RowGroups>(p, 0, 0).tiles;
+  } else {
+    for (int r = lane; r < p.batch; r += 32) total += request_tiles<RowGroups>(p, r);
+    for (int step = 16; step; step >>= 1) total += __shfl_xor_sync(~0u, total, step);
+  }
   const int gangs = max(1, min(p.gangs, total / p.min_tiles));
   const bool takes_part = gang < gangs && total > 0;
   const int begin = takes_part ? range_begin(gang, total, gangs) : 0;
   const int end = takes_part ? range_begin(gang + 1, total, gangs) : 0;
-  if (lane == 0) *plan = {total, gangs, begin, end, 0, 0, 0};
-  if (!takes_part) return;
+  if (lane == 0) *plan = {total, gangs, begin, end, 0, 0, one_item ? begin : 0};
+  if (one_item || !takes_part) return;
+  __syncwarp();
 
   int before = 0;  // tiles of the requests before this chunk of 32
   for (int base = 0; base < p.batch; base += 32) {
@@ -112,43 +119,45 @@ __device__ __forceinline__ void make_plan(const VerifyMlaParams& p, int gang, in
   }
 }
 
-// Walks a gang's range segment by segment: the tiles of one item that lie in the range.
+// Walks a gang's range segment by segment: the tiles of one item that lie in the range. Keeps little in
+// registers, which the roles need for other things.
 template <int RowGroups>
 class Cursor {
  public:
   __device__ __forceinline__ Cursor(const VerifyMlaParams& p, const PlanStart& plan, int member)
-      : params_(p), member_(member), position_(plan.begin), end_(plan.end),
-        request_(plan.request), round_(plan.round), next_tile_(plan.tile) {}
+      : request(plan.request), params_(p), plan_(plan), member_(member), position_(plan.begin),
+        round_(plan.round - 1) {}
 
   // Goes to the next segment in which this member has a row tile; false at the end.
   __device__ __forceinline__ bool next() {
-    while (position_ < end_) {
-      item = load_item<RowGroups>(params_, request_, round_);
-      request = request_;
-      first_tile = next_tile_;
-      end_tile = min(item.tiles, first_tile + end_ - position_);
-      item_begin = position_ - first_tile;
-      position_ += end_tile - first_tile;
-      first_row = (round_ * params_.gang + member_) * RowGroups * kRowsPerGroup;
-      next_tile_ = 0;
+    while (position_ < plan_.end) {
       if (++round_ == params_.rounds) {
         round_ = 0;
-        ++request_;
+        ++request;
       }
-      if (end_tile > first_tile && first_row < item.nodes * params_.heads) return true;
+      item = load_item<RowGroups>(params_, request, round_);
+      first_tile = position_ == plan_.begin ? plan_.tile : 0;
+      end_tile = min(item.tiles, first_tile + plan_.end - position_);
+      position_ += end_tile - first_tile;
+      if (end_tile > first_tile && first_row() < item.nodes * params_.heads) return true;
     }
     return false;
+  }
+  // The item's first tile on the line.
+  __device__ __forceinline__ int item_begin() const { return position_ - end_tile; }
+  // Of this member's row tile, within the request.
+  __device__ __forceinline__ int first_row() const {
+    return (round_ * params_.gang + member_) * RowGroups * kRowsPerGroup;
   }
 
   Item item;
   int request;
   int first_tile, end_tile;  // within the item
-  int item_begin;            // the item's first tile on the line
-  int first_row;             // of this member's row tile, within the request
 
  private:
   const VerifyMlaParams& params_;
-  int member_, position_, end_, request_, round_, next_tile_;
+  const PlanStart& plan_;
+  int member_, position_, round_;
 };
 
 }  // namespace longleaf

@@ -5,12 +5,19 @@
 
 namespace longleaf::ptx {
 
+// Aligned to the copy engine's swizzle pattern.
 __device__ __forceinline__ uint8_t* dynamic_shared() {
-  extern __shared__ __align__(128) uint8_t memory[];
+  extern __shared__ __align__(1024) uint8_t memory[];
   return memory;
 }
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// The same number, which the compiler must think new: what depends on it is computed again, not kept.
+__device__ __forceinline__ int recompute(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
 }
 
 // Keeps the assembler from moving loads down past this point, closer to their use: it leaves only the
@@ -29,6 +36,16 @@ __device__ __forceinline__ void shrink_registers() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
 }
 
+// ---- programmatic launches: no effect without the launch attribute ----
+// Waits until the kernels that this launch depends on have ended and their writes are visible.
+__device__ __forceinline__ void wait_for_launch() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+// Lets the next launch start as soon as there is room; it waits as above before it reads anything.
+__device__ __forceinline__ void allow_next_launch() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
 // ---- mbarriers ----
 __device__ __forceinline__ void mbar_init(uint32_t bar, int arrivals) {
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(arrivals));
@@ -39,6 +56,17 @@ __device__ __forceinline__ void mbar_init_fence() {
 }
 __device__ __forceinline__ void mbar_arrive(uint32_t bar) {
   asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+// Arrives once `read` is in its register. An arrival orders this warp's loads before other ordinary
+// accesses, but not before the writes of the copy engine: a load still under way could see them. The
+// assembler keeps both instructions, of which one runs.
+__device__ __forceinline__ void mbar_arrive_after(uint32_t bar, uint32_t read) {
+  asm volatile(
+      "{.reg .pred p; setp.eq.u32 p, %1, 0;\n"
+      "@p mbarrier.arrive.shared.b64 _, [%0];\n"
+      "@!p mbarrier.arrive.shared.b64 _, [%0];}" ::"r"(bar),
+      "r"(read)
+      : "memory");
 }
 __device__ __forceinline__ void mbar_arrive_expect(uint32_t bar, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
@@ -56,9 +84,27 @@ __device__ __forceinline__ void mbar_wait(uint32_t bar, int parity) {
 // ---- copies and synchronisation ----
 __device__ __forceinline__ void bulk_copy(uint32_t to, const void* from, int bytes, uint32_t bar) {
   asm volatile(
-      "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(to), "l"(from), "r"(bytes), "r"(bar)
+      "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          to),
+      "l"(from), "r"(bytes), "r"(bar)
       : "memory");
+}
+// Rows of a tensor map of boxes of whole rows, from row `row` on.
+__device__ __forceinline__ void tensor_copy(uint32_t to, const void* map, int row, uint32_t bar) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cta.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%3, %3, %4}], [%2];" ::"r"(to),
+      "l"(map), "r"(bar), "r"(0), "r"(row)
+      : "memory");
+}
+__device__ __forceinline__ void prefetch_tensor_map(const void* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+__device__ __forceinline__ void copy_16(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
 }
 __device__ __forceinline__ bool elect_one() {
   uint32_t elected;
@@ -121,6 +167,14 @@ __device__ __forceinline__ uint2 load_shared2(uint32_t address) {
 __device__ __forceinline__ float2 load_shared_f2(uint32_t address) {
   float2 x;
   asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");
+  return x;
+}
+__device__ __forceinline__ uint4 load_shared4(uint32_t address) {
+  uint4 x;
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+               : "r"(address)
+               : "memory");
   return x;
 }
 __device__ __forceinline__ float4 load_shared_f4(uint32_t address) {

@@ -6,6 +6,7 @@
 
 #include "longleaf/verify_mla_load.cuh"
 #include "longleaf/verify_mla_scores.cuh"
+#include "longleaf/verify_mla_softmax.cuh"
 #include "longleaf/verify_mla_values.cuh"
 
 namespace longleaf {
@@ -13,7 +14,7 @@ namespace longleaf {
 template <int RowGroups, class Cache>
 __global__ void __launch_bounds__(kThreads, 1)
     verify_mla_kernel(const __grid_constant__ VerifyMlaParams p) {
-  using L = Layout<RowGroups>;
+  using L = Layout<RowGroups, Cache>;
   uint8_t* memory = ptx::dynamic_shared();
   const uint32_t shared = ptx::shared_address(memory);
   PlanStart& plan = *reinterpret_cast<PlanStart*>(memory + L::kPlan);
@@ -21,25 +22,45 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   const int gang = blockIdx.x / p.gang, member = blockIdx.x % p.gang;
 
-  if (warp == 0) {
+  constexpr int kFirstSoftmax = kScoreWarps + kValueWarps, kFirstLoad = kFirstSoftmax + kSoftmaxWarps;
+  PendingMerges& pending = *reinterpret_cast<PendingMerges*>(memory + L::kMerges);
+  if (warp >= kFirstLoad) {
+    if (threadIdx.x == 32 * kFirstLoad) {
+      ptx::prefetch_tensor_map(&p.q_rows);
+      init_barriers<L>(shared);
+      pending.count = 0;
+      if (!Cache::kIsE4m3) ptx::prefetch_tensor_map(&p.pool_rows);
+      ptx::prefetch_tensor_map(&p.tree_rows);
+    }
+    ptx::named_barrier<32 * kLoadWarps>(kLoadBarrier);
+    ptx::wait_for_launch();
+    if (queries_come_first(p))
+      load_first_queries<RowGroups, Cache>(p, shared, member, warp - kFirstLoad);
+  } else if (warp == 0) {
+    ptx::wait_for_launch();
     make_plan<RowGroups>(p, gang, lane, &plan);
-  } else if (threadIdx.x == 32) {
-    init_barriers<L>(shared);
   }
   __syncthreads();
+  ptx::allow_next_launch();
 
-  if (warp >= kScoreWarps + kValueWarps) {
-    ptx::shrink_registers<kLoadRegisters>();
-    load_role<RowGroups, Cache>(p, plan, shared, member, warp - kScoreWarps - kValueWarps, lane);
-  } else if (warp >= kScoreWarps) {
+  if (warp >= kFirstSoftmax) {
+    ptx::shrink_registers<kOtherRegisters>();
+    if (warp >= kFirstLoad) {
+      load_role<RowGroups, Cache>(p, plan, shared, member, warp - kFirstLoad, lane);
+    } else {
+      SoftmaxWarp<RowGroups, Cache>(p, shared, warp - kFirstSoftmax, lane).run(plan, member);
+    }
+    return;
+  }
+  if (warp >= kScoreWarps) {
     ptx::grow_registers<kValueRegisters>();
-    ValueWarp<RowGroups, Cache> values(p, shared, warp - kScoreWarps, lane);
-    values.run(plan, gang, member, reinterpret_cast<PendingMerge*>(memory + L::kMerges));
+    ValueWarp<RowGroups, Cache>(p, shared, warp - kScoreWarps, lane)
+        .run(plan, gang, member, pending);
   } else {
     ptx::grow_registers<kScoreRegisters>();
-    ScoreWarp<RowGroups, Cache> scores(p, shared, warp, lane);
-    scores.run(plan, member);
+    ScoreWarp<RowGroups, Cache>(p, shared, warp, lane).run(plan, member);
   }
+  merge_pending<RowGroups, Cache>(p, pending, shared + L::kRing, threadIdx.x);
 }
 
 }  // namespace longleaf

@@ -1,14 +1,8 @@
-// The score warps: S^T = K Q^T (tokens x rows), softmax, probabilities to the value warps.
+// The score warps: S^T = K Q^T, tokens x rows.
 //
 // A pair of warps owns every second tile. Each warp holds the queries of its half of the 576
-// dimensions in registers and sums its half of the scores; the halves meet in shared memory, where
-// warp h of a pair takes row groups h, h + 2, ... In registers a warp keeps the groups it owns at
-// even places, so `place ^ half` is the group (but the last of an odd number keeps its place).
-//
-// The softmax is relative to a reference that follows the maximum lazily: it moves only when a
-// score exceeds it by the headroom of the probabilities' type, so the common tile needs no maximum
-// over tokens. The moves of a row are ordered: a pair reads the reference, and follows the other
-// pair's move, after the other pair has published the tile before.
+// dimensions in registers, and leaves its half of the scores to the softmax warps: between two tiles
+// the tensor cores wait for little more than the stores.
 #pragma once
 
 #include "longleaf/plan.cuh"
@@ -17,327 +11,218 @@
 namespace longleaf {
 
 constexpr int kSteps = kRowDim / 2 / 16;  // 16-deep steps of a warp's half of the dimensions
-constexpr float kNegInf = -__builtin_huge_valf();
 
 template <int RowGroups, class Cache>
 class ScoreWarp {
-  using L = Layout<RowGroups>;
+  using L = Layout<RowGroups, Cache>;
 
  public:
   __device__ __forceinline__ ScoreWarp(const VerifyMlaParams& p, uint32_t shared, int warp, int lane)
-      : p_(p), shared_(shared), lane_(lane), pair_(warp >> 1), half_(warp & 1),
-        exchange_(shared + L::kExchange + pair_ * L::kPairBytes) {}
+      : p_(p), shared_(shared), lane_(lane), pair_(warp >> 1), half_(warp & 1) {}
 
   __device__ __forceinline__ void run(const PlanStart& plan, int member) {
+    const uint32_t scores_to =
+        shared_ + lane_ * 16 +
+        (half_ ? L::kSecondHalf : L::kFirstHalf + pair_ * RowGroups * L::kGroupBytes);
     Cursor<RowGroups> segment(p_, plan, member);
-    for (; segment.next(); ++segments_) {
+    int count = 0;  // tiles so far, of both pairs: tile n belongs to pair n % 2
+    while (segment.next()) {
       load_queries();
-#pragma unroll
-      for (int i = 0; i < L::kOwned; ++i) sum_[i][0] = sum_[i][1] = 0.f;
-      // Tiles that every row sees whole, then the prefix's last one and the tree's.
-      const int whole = min(segment.end_tile, segment.item.prefix_tokens / kTileTokens);
+      // This pair's tiles: every second one, from the first that its turn comes.
+      int left = segment.end_tile - segment.first_tile;
       int tile = segment.first_tile;
-      for (; tile < whole; ++tile) step<false>(segment, tile);
-      for (; tile < segment.end_tile; ++tile) step<true>(segment, tile);
-      ptx::mbar_wait(shared_ + L::kStatsEmpty, (segments_ & 1) ^ 1);
-      store_sums();
-      __syncwarp();
-      if (lane_ == 0) ptx::mbar_arrive(shared_ + L::kStatsFull);
+      Keys keys;
+      if ((count & 1) != pair_) step(tile, left, count);  // load_queries has waited for it
+      if (left > 0) begin_tile(keys);
+      while (left > 0) {
+        Scores s;
+        if (Cache::kIsE4m3 && tile >= segment.item.prefix_tiles) {
+          score_tree_e4m3(s);
+          release_slot(__float_as_uint(s[RowGroups - 1][0]));
+        } else {
+          score(s, keys);
+          uint32_t read = 0;
+#pragma unroll
+          for (int k = 0; k <= kAhead; ++k) read ^= keys[k][0];
+          release_slot(read);
+        }
+        const int done = count;
+        step(tile, left, count);
+        // The other pair's tile, which cannot be free before these scores are stored.
+        if (left > 0) {
+          wait_slot();
+          step(tile, left, count);
+        }
+        if (left > 0) begin_tile(keys);  // its loads overlap these stores
+        // The first half's place holds probabilities of two tiles ago, the second half's scores of
+        // the tile before.
+        if (half_ == 0) {
+          ptx::mbar_wait(shared_ + L::kProbsEmpty + 8 * pair_, ((done >> 1) & 1) ^ 1);
+        } else if (done > 0) {
+          ptx::mbar_wait(shared_ + L::kSecondHalfEmpty + 8 * (pair_ ^ 1), ((done - 1) >> 1) & 1);
+        }
+#pragma unroll
+        for (int g = 0; g < RowGroups; ++g)
+          ptx::store_shared_f4(scores_to + g * L::kGroupBytes, s[g]);
+        __syncwarp();
+        if (lane_ == 0) ptx::mbar_arrive(shared_ + L::kScoresFull + 8 * pair_);
+      }
     }
   }
 
  private:
-  // Of an odd number of groups the second half owns one less; its last place is then idle.
-  __device__ __forceinline__ bool owns(int i) const { return 2 * i + 1 < RowGroups || half_ == 0; }
-  __device__ __forceinline__ int group(int place) const {
-    return (RowGroups & 1) && place == RowGroups - 1 ? place : place ^ half_;
+  // Products of a single row group would wait for each other: they form two sums.
+  static constexpr int kChains = RowGroups == 1 ? 2 : 1;
+  using Scores = float[kChains * RowGroups][4];
+  // One ldmatrix brings the keys of a step, or of two of e4m3.
+  static constexpr int kLoads = Cache::kIsE4m3 ? kSteps / 2 : kSteps;
+  static constexpr int kAhead = Cache::kIsE4m3 ? 1 : 2;  // loads ahead of their products
+  using Keys = uint32_t[kAhead + 1][4];
+
+  __device__ __forceinline__ void wait_slot() {
+    ptx::mbar_wait(shared_ + L::kFull + 8 * ring_.slot, ring_.parity);
   }
-  // Byte offset of this lane's two rows of owned group i in an array of floats by row.
-  __device__ __forceinline__ int row_offset(int i) const {
-    return i * 2 * kRowsPerGroup * 4 + half_ * kRowsPerGroup * 4 + (lane_ & 3) * 8;
+  // Once `read`, which depends on all that was read, is there.
+  __device__ __forceinline__ void release_slot(uint32_t read) {
+    __syncwarp();
+    if (lane_ == 0) ptx::mbar_arrive_after(shared_ + L::kEmpty + 8 * ring_.slot, read);
   }
-  __device__ __forceinline__ uint32_t references() const {
-    return shared_ + L::kReference + (segments_ & 1) * L::kRows * 4;
+  __device__ __forceinline__ void step(int& tile, int& left, int& count) {
+    ++tile;
+    --left;
+    ++count;
+    ring_.advance();
+  }
+  // Waits for a tile of this pair and starts to read it.
+  __device__ __forceinline__ void begin_tile(Keys& keys) {
+    wait_slot();
+#pragma unroll
+    for (int k = 0; k < kAhead; ++k) load_keys(keys, k);
   }
 
   __device__ __forceinline__ void load_queries() {
 #pragma unroll
     for (int s = 0; s < L::kQuerySlots; ++s) {
-      ptx::mbar_wait(shared_ + L::kFull + 8 * ring_.slot, ring_.parity);
-      const uint32_t slot = shared_ + L::kRing + ring_.slot * kSlotBytes + half_ * kSteps * 32;
+      wait_slot();
+      const uint32_t slot = shared_ + L::kRing + ring_.slot * L::kSlotBytes;
+      const int lane = ptx::recompute(lane_);  // addresses of a part that runs once a segment
+      uint32_t read = 0;
 #pragma unroll
-      for (int place = 2 * s; place < 2 * s + 2 && place < RowGroups; ++place) {
-        const uint32_t rows = slot + (group(place) & 1) * kRowsPerGroup * kBf16Stride;
+      for (int g = L::kSlotGroups * s; g < L::kSlotGroups * (s + 1) && g < RowGroups; ++g) {
+        const int first_row = (g % L::kSlotGroups) * kRowsPerGroup;
 #pragma unroll
         for (int k = 0; k < kSteps; k += 2) {
           if (Cache::kIsE4m3) {
             // Four consecutive dimensions a lane: the order in which unpacked e4m3 keys come.
-            const uint32_t from = rows + (lane_ >> 2) * kBf16Stride + (lane_ & 3) * 8 + k * 32;
+            const int row = first_row + (lane >> 2);
             for (int i = 0; i < 2; ++i) {
-              const uint2 x = ptx::load_shared2(from + i * 32);
-              queries_[k + i][place][0] = bf16_to_f16(x.x, 1.f);
-              queries_[k + i][place][1] = bf16_to_f16(x.y, 1.f);
+              const uint2 x = ptx::load_shared2(
+                  slot + swizzled(row, (half_ * kSteps + k + i) * 32 + (lane & 3) * 8));
+              queries_[k + i][g][0] = bf16_to_f16(x.x, 1.f);
+              queries_[k + i][g][1] = bf16_to_f16(x.y, 1.f);
             }
           } else {
             uint32_t x[4];
-            ptx::ldmatrix_x4(x, rows + (lane_ & 7) * kBf16Stride + (lane_ >> 3) * 16 + k * 32);
-            queries_[k][place][0] = x[0];
-            queries_[k][place][1] = x[1];
-            queries_[k + 1][place][0] = x[2];
-            queries_[k + 1][place][1] = x[3];
+            const int row = first_row + (lane & 7);
+            ptx::ldmatrix_x4(x, slot + swizzled(row, step_byte(k) + (lane >> 3) * 16));
+            queries_[k][g][0] = x[0];
+            queries_[k][g][1] = x[1];
+            queries_[k + 1][g][0] = x[2];
+            queries_[k + 1][g][1] = x[3];
           }
+          read ^= queries_[k][g][0] ^ queries_[k + 1][g][0];
         }
       }
-      __syncwarp();
-      if (lane_ == 0) ptx::mbar_arrive(shared_ + L::kEmpty + 8 * ring_.slot);
+      if (s + 1 == L::kQuerySlots) {
+        // The first tile, perhaps the other pair's: while this slot is taken, none can come after it.
+        RingCursor<L::kSlots> first_tile = ring_;
+        first_tile.advance();
+        ptx::mbar_wait(shared_ + L::kFull + 8 * first_tile.slot, first_tile.parity);
+      }
+      release_slot(read);
       ring_.advance();
     }
   }
 
-  using Scores = float[RowGroups][4];
-
   __device__ __forceinline__ void multiply(Scores& s, const uint32_t* keys, int k) {
+    if (k < kChains) {
 #pragma unroll
-    for (int place = 0; place < RowGroups; ++place) Cache::mma(s[place], keys, queries_[k][place]);
-  }
-
-  // Two e4m3 steps come with one ldmatrix.
-  __device__ __forceinline__ void multiply_e4m3(Scores& s, const uint32_t (&raw)[4], int k) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint32_t keys[4] = {
-          ptx::e4m3_low_to_f16(raw[2 * i]), ptx::e4m3_low_to_f16(raw[2 * i + 1]),
-          ptx::e4m3_high_to_f16(raw[2 * i]), ptx::e4m3_high_to_f16(raw[2 * i + 1])};
-      multiply(s, keys, k + i);
+      for (int g = 0; g < RowGroups; ++g)
+        s[k * RowGroups + g][0] = s[k * RowGroups + g][1] = s[k * RowGroups + g][2] =
+            s[k * RowGroups + g][3] = 0.f;
     }
+#pragma unroll
+    for (int g = 0; g < RowGroups; ++g)
+      Cache::mma(s[k % kChains * RowGroups + g], keys, queries_[k][g]);
+    if (k + 1 < kSteps || kChains == 1) return;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) s[0][i] += s[kChains - 1][i];
   }
 
-  __device__ __forceinline__ void scores(Scores& s, bool is_tree) {
-#pragma unroll
-    for (int place = 0; place < RowGroups; ++place)
-      s[place][0] = s[place][1] = s[place][2] = s[place][3] = 0.f;
-    const uint32_t slot = shared_ + L::kRing + ring_.slot * kSlotBytes;
-    const int stride = Cache::kStride;
-    const uint32_t from = slot + (lane_ & 15) * stride + (lane_ >> 4) * 16 +
-                          half_ * (Cache::kIsE4m3 ? kSteps * 16 : kSteps * 32);
-    if (!Cache::kIsE4m3) {
-      constexpr int kAhead = 2;
-      uint32_t keys[kAhead + 1][4];
-#pragma unroll
-      for (int k = 0; k < kAhead; ++k) ptx::ldmatrix_x4(keys[k], from + k * 32);
-#pragma unroll
-      for (int k = 0; k < kSteps; ++k) {
-        if (k + kAhead < kSteps)
-          ptx::ldmatrix_x4(keys[(k + kAhead) % (kAhead + 1)], from + (k + kAhead) * 32);
-        ptx::pin_loads(ring_.slot > L::kSlots);
-        multiply(s, keys[k % (kAhead + 1)], k);
-      }
-    } else if (!is_tree) {
-      uint32_t raw[2][4];
-      // Matrices of x4: rows 0-7 and 8-15 of one 16-byte column, then of the next.
-      ptx::ldmatrix_x4(raw[0], from);
-#pragma unroll
-      for (int k = 0; k < kSteps; k += 2) {
-        if (k + 2 < kSteps) ptx::ldmatrix_x4(raw[(k / 2 + 1) & 1], from + (k + 2) * 16);
-        multiply_e4m3(s, raw[(k / 2) & 1], k);
-      }
-    } else {
-      const float scale = __fdividef(1.f, p_.value_scale);
-      const uint32_t rows = slot + (lane_ >> 2) * kBf16Stride + (lane_ & 3) * 8 +
-                            half_ * kSteps * 32;
-#pragma unroll
-      for (int k = 0; k < kSteps; ++k) {
-        const uint2 low = ptx::load_shared2(rows + k * 32);
-        const uint2 high = ptx::load_shared2(rows + 8 * kBf16Stride + k * 32);
-        const uint32_t keys[4] = {bf16_to_f16(low.x, scale), bf16_to_f16(high.x, scale),
-                                  bf16_to_f16(low.y, scale), bf16_to_f16(high.y, scale)};
-        multiply(s, keys, k);
-      }
+  // Byte of a bf16 row at which step k of this half begins. A half has four whole lines, and half
+  // of the last one.
+  __device__ __forceinline__ int step_byte(int k) const {
+    return k < 16 ? half_ * 4 * kLineBytes + k * 32 : 8 * kLineBytes + half_ * 64 + (k - 16) * 32;
+  }
+
+  __device__ __forceinline__ void load_keys(Keys& keys, int k) const {
+    const uint32_t slot = shared_ + L::kRing + ring_.slot * L::kSlotBytes;
+    if constexpr (Cache::kIsE4m3) {
+      // Rows 0-7 and 8-15 of 16 bytes, then of the next 16.
+      ptx::ldmatrix_x4(keys[k % (kAhead + 1)], slot + (lane_ & 15) * kE4m3Stride +
+                                                   (lane_ >> 4) * 16 + (half_ * kSteps + 2 * k) * 16);
+      return;
     }
+    // The slot's and the row's part of the address are multiples of a line: the rest is or-ed in.
+    const int row = lane_ & 15, column = lane_ >> 4;
+    const int line = k < 16 ? half_ * 4 + k / 4 : 8;
+    const int within = k < 16 ? k % 4 * 2 : half_ * 4 + (k - 16) * 2;
+    const uint32_t from = slot + row * kBf16RowBytes + line * kLineBytes;
+    const uint32_t place = (((row + line) & 7) ^ column) << 4;
+    ptx::ldmatrix_x4(keys[k % (kAhead + 1)], from | (place ^ (within << 4)));
   }
 
-  // Hides what a row must not see: tokens past the prefix, and tree nodes that are no ancestors.
-  __device__ __forceinline__ static void mask(const VerifyMlaParams& p, const Item item, int first_row,
-                                           int tile, float (&s)[4], int row_in_tile, int lane) {
-    const bool is_tree = tile >= item.prefix_tiles;
-    const int first = (is_tree ? tile - item.prefix_tiles : tile) * kTileTokens + (lane >> 2);
+  // The tile of the ring's slot; the keys of the first kAhead loads are there.
+  __device__ __forceinline__ void score(Scores& s, Keys& keys) {
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const int row = min(first_row + row_in_tile + j, item.nodes * p.heads - 1);
-      const int node = row / p.heads;
-      uint64_t bits = 0;
-      if (is_tree && p.visible)
-        bits = __ldg(p.visible + static_cast<size_t>(item.first_token + node) * p.visible_words +
-                     (first >> 6));
+    for (int k = 0; k < kLoads; ++k) {
+      if (k + kAhead < kLoads) load_keys(keys, k + kAhead);
+      ptx::pin_loads(ring_.slot > L::kSlots);
+      const uint32_t(&x)[4] = keys[k % (kAhead + 1)];
+      if constexpr (Cache::kIsE4m3) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int token = first + 8 * i;
-        const bool sees = !is_tree          ? token < item.prefix_tokens
-                          : token >= item.nodes ? false
-                          : p.visible           ? (bits >> (token & 63)) & 1
-                                                : token <= node;
-        if (!sees) s[2 * i + j] = kNegInf;
+        for (int i = 0; i < 2; ++i) {
+          const uint32_t low = x[2 * i], high = x[2 * i + 1];
+          const uint32_t pair[4] = {ptx::e4m3_low_to_f16(low), ptx::e4m3_low_to_f16(high),
+                                    ptx::e4m3_high_to_f16(low), ptx::e4m3_high_to_f16(high)};
+          multiply(s, pair, 2 * k + i);
+        }
+      } else {
+        multiply(s, x, k);
       }
     }
   }
 
-  template <bool Masked>
-  __device__ __forceinline__ void step(const Cursor<RowGroups>& segment, int tile) {
-    if ((count_ & 1) == pair_) own_step<Masked>(segment, tile);
-    ++count_;
-    ring_.advance();
-  }
-
-  template <bool Masked>
-  __device__ __forceinline__ void own_step(const Cursor<RowGroups>& segment, int tile) {
-    Scores s;
-    ptx::mbar_wait(shared_ + L::kFull + 8 * ring_.slot, ring_.parity);
-    scores(s, Masked && tile >= segment.item.prefix_tiles);
-    __syncwarp();
-    if (lane_ == 0) ptx::mbar_arrive(shared_ + L::kEmpty + 8 * ring_.slot);
-
-    // Exchange the halves. The area is free once the value warps have read the probabilities.
-    ptx::mbar_wait(shared_ + L::kProbsEmpty + 8 * pair_, ((count_ >> 1) & 1) ^ 1);
-    const uint32_t mine = exchange_ + lane_ * 16 + half_ * L::kGroupBytes;
-    const uint32_t theirs = exchange_ + lane_ * 16 - half_ * L::kGroupBytes;
+  // The step's own rows under an e4m3 cache, eight a tile: bf16 to f16, dimensions in the queries'
+  // order.
+  __device__ __forceinline__ void score_tree_e4m3(Scores& s) {
+    const float scale = __fdividef(1.f, p_.value_scale);
+    const uint32_t slot = shared_ + L::kRing + ring_.slot * L::kSlotBytes;
+    const int lane = ptx::recompute(lane_);
 #pragma unroll
-    for (int place = 1; place < RowGroups; place += 2)
-      ptx::store_shared_f4(theirs + place * L::kGroupBytes, s[place]);
-    if ((RowGroups & 1) && half_ == 1)
-      ptx::store_shared_f4(exchange_ + lane_ * 16 + (RowGroups - 1) * L::kGroupBytes,
-                           s[RowGroups - 1]);
-    ptx::named_barrier<64>(1 + pair_);
-    float v[L::kOwned][4];
-#pragma unroll
-    for (int i = 0; i < L::kOwned; ++i) {
-      const float4 x = ptx::load_shared_f4(mine + 2 * i * L::kGroupBytes);
-      v[i][0] = s[2 * i][0] + x.x;
-      v[i][1] = s[2 * i][1] + x.y;
-      v[i][2] = s[2 * i][2] + x.z;
-      v[i][3] = s[2 * i][3] + x.w;
-    }
-    if (Masked) {
-#pragma unroll
-      for (int i = 0; i < L::kOwned; ++i)
-        mask(p_, segment.item, segment.first_row, tile, v[i], row_offset(i) / 4, lane_);
-    }
-    softmax(v, tile == segment.first_tile, Masked);
-  }
-
-  // Whether the other pair's last tile moved the reference of rows that this warp owns too.
-  __device__ __forceinline__ uint32_t wait_other_pair() {
-    if (count_ > 0)
-      ptx::mbar_wait(shared_ + L::kProbsFull + 8 * (pair_ ^ 1), ((count_ - 1) >> 1) & 1);
-    return ptx::load_shared(shared_ + L::kFlags + (pair_ ^ 1) * 8 + half_ * 4);
-  }
-  __device__ __forceinline__ void follow_other_pair() {
-#pragma unroll
-    for (int i = 0; i < L::kOwned; ++i) {
-      const float2 f =
-          ptx::load_shared_f2(shared_ + L::kRescale + (pair_ ^ 1) * L::kRows * 4 + row_offset(i));
-      sum_[i][0] *= f.x;
-      sum_[i][1] *= f.y;
-    }
-  }
-
-  // v: this lane's scores of its owned groups: rows 2t, 2t + 1 of token g, then of token g + 8.
-  __device__ __forceinline__ void softmax(float (&v)[L::kOwned][4], bool is_first, bool masked) {
-    const uint32_t moved = wait_other_pair();
-    float2 current[L::kOwned];
-    float highest = kNegInf;
-    float x[L::kOwned][4];
-#pragma unroll
-    for (int i = 0; i < L::kOwned; ++i) {
-      current[i] = ptx::load_shared_f2(references() + row_offset(i));
-      if (is_first) current[i] = {kNegInf, kNegInf};
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        x[i][e] = fmaf(v[i][e], p_.logit_scale, e & 1 ? -current[i].y : -current[i].x);
-        if (owns(i)) highest = fmaxf(highest, x[i][e]);
-      }
-    }
-    // A reference of -inf makes any score exceed the headroom.
-    const bool unusual = masked || moved != 0 || highest > Cache::kHeadroom;
-    bool rescale = false;
-    if (__builtin_expect(__any_sync(~0u, unusual), 0)) {
-      if (moved && !is_first) follow_other_pair();
-#pragma unroll
-      for (int i = 0; i < L::kOwned; ++i) rescale |= move_reference(v[i], x[i], current[i], i);
-      rescale = __any_sync(~0u, rescale);
-    }
-    // Per group 16 tokens x 8 rows, 16 bytes a token.
-    const uint32_t to = exchange_ + lane_ * 4 + half_ * L::kGroupBytes;
-#pragma unroll
-    for (int i = 0; i < L::kOwned; ++i) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) x[i][e] = ptx::exp2_approx(x[i][e]);
-      sum_[i][0] += x[i][0] + x[i][2];
-      sum_[i][1] += x[i][1] + x[i][3];
-      if (!owns(i)) continue;
-      ptx::store_shared(to + 2 * i * L::kGroupBytes, Cache::pack(x[i][0], x[i][1]));
-      ptx::store_shared(to + 2 * i * L::kGroupBytes + 128, Cache::pack(x[i][2], x[i][3]));
-    }
-    if (lane_ == 0) ptx::store_shared(shared_ + L::kFlags + pair_ * 8 + half_ * 4, rescale);
-    __syncwarp();
-    if (lane_ == 0) ptx::mbar_arrive(shared_ + L::kProbsFull + 8 * pair_);
-  }
-
-  // Raises the reference of this lane's rows of owned group i if it must; x becomes the exponents
-  // under the new one. Returns whether what was summed before must be rescaled.
-  __device__ __forceinline__ bool move_reference(const float (&v)[4], float (&x)[4], float2 current,
-                                                 int i) {
-    bool rescale = false;
-    float factor[2], next[2];
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      float top = fmaxf(v[j], v[2 + j]);
-#pragma unroll
-      for (int step = 4; step < 32; step <<= 1) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
-      top *= p_.logit_scale;
-      const float old = j ? current.y : current.x;
-      next[j] = top > old + Cache::kHeadroom ? top : old;
-      // Under a reference of -inf nothing has been summed.
-      const bool up = next[j] > old && old != kNegInf;
-      factor[j] = up ? ptx::exp2_approx(old - next[j]) : 1.f;
-      sum_[i][j] *= factor[j];
-      rescale |= up && owns(i);
-      const float base = next[j] == kNegInf ? 0.f : next[j];
-      x[j] = fmaf(v[j], p_.logit_scale, -base);
-      x[2 + j] = fmaf(v[2 + j], p_.logit_scale, -base);
-    }
-    if (owns(i) && lane_ < 4) {
-      ptx::store_shared_f2(references() + row_offset(i), next[0], next[1]);
-      ptx::store_shared_f2(shared_ + L::kRescale + pair_ * L::kRows * 4 + row_offset(i), factor[0],
-                           factor[1]);
-    }
-    return rescale;
-  }
-
-  // This pair's sums of the segment, relative to the segment's last reference.
-  __device__ __forceinline__ void store_sums() {
-    if (((count_ - 1) & 1) != pair_ && wait_other_pair()) follow_other_pair();
-#pragma unroll
-    for (int i = 0; i < L::kOwned; ++i) {
-#pragma unroll
-      for (int j = 0; j < 2; ++j)
-#pragma unroll
-        for (int step = 4; step < 32; step <<= 1)
-          sum_[i][j] += __shfl_xor_sync(~0u, sum_[i][j], step);
-      if (owns(i) && lane_ < 4)
-        ptx::store_shared_f2(shared_ + L::kSums + pair_ * L::kRows * 4 + row_offset(i), sum_[i][0],
-                             sum_[i][1]);
+    for (int k = 0; k < kSteps; ++k) {
+      const int byte = (half_ * kSteps + k) * 32 + (lane & 3) * 8;
+      const uint2 x = ptx::load_shared2(slot + swizzled(lane >> 2, byte));
+      const uint32_t keys[4] = {bf16_to_f16(x.x, scale), 0, bf16_to_f16(x.y, scale), 0};
+      multiply(s, keys, k);
     }
   }
 
   const VerifyMlaParams& p_;
   const uint32_t shared_;
   const int lane_, pair_, half_;
-  const uint32_t exchange_;
   RingCursor<L::kSlots> ring_;
-  int count_ = 0;     // tiles so far, of both pairs: tile n belongs to pair n % 2
-  int segments_ = 0;  // finished
   uint32_t queries_[kSteps][RowGroups][2];
-  float sum_[L::kOwned][2];  // this lane's part, relative to the reference of this pair's last tile
 };
 
 }  // namespace longleaf

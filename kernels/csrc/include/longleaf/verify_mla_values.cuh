@@ -11,31 +11,33 @@
 
 namespace longleaf {
 
+constexpr int kPartialBarrier = 4;  // named barrier of the value warps
 constexpr int kColumnTiles = kLatentDim / kValueWarps / 16;  // 16 columns each
 
 template <int RowGroups, class Cache>
 class ValueWarp {
-  using L = Layout<RowGroups>;
+  using L = Layout<RowGroups, Cache>;
 
  public:
   __device__ __forceinline__ ValueWarp(const VerifyMlaParams& p, uint32_t shared, int warp, int lane)
       : p_(p), shared_(shared), lane_(lane), warp_(warp) {
-    probs_from_ = shared + L::kExchange + (lane & 15) * 16 + (lane >> 4) * L::kGroupBytes;
-    values_from_ =
-        Cache::kIsE4m3
-            // 16-bit units are two columns: tokens 0-7 and 8-15 of one 16-column tile, then the next.
-            ? shared + L::kRing + ((lane & 7) + ((lane >> 3) & 1) * 8) * kE4m3Stride +
-                  (lane >> 4) * 16 + warp * kColumnTiles * 16
-            : shared + L::kRing + ((lane & 7) + (lane >> 4) * 8) * kBf16Stride +
-                  ((lane >> 3) & 1) * 16 + warp * kColumnTiles * 32;
+    probs_from_ = shared + L::kFirstHalf + (lane & 15) * 16 + (lane >> 4) * L::kGroupBytes;
+    if constexpr (Cache::kIsE4m3) {
+      // 16-bit units are two columns: tokens 0-7 and 8-15 of one 16-column tile, then of the next.
+      values_from_ = shared + L::kRing + ((lane & 7) + ((lane >> 3) & 1) * 8) * kE4m3Stride +
+                     (lane >> 4) * 16 + warp * kColumnTiles * 16;
+    } else {
+      // A warp's columns are two lines of a row.
+      const int row = (lane & 7) + (lane >> 4) * 8, line = 2 * warp, column = (lane >> 3) & 1;
+      values_from_ = shared + L::kRing + row * kBf16RowBytes + line * kLineBytes;
+      for (int i = 0; i < 2; ++i) places_[i] = (((row + line + i) & 7) ^ column) << 4;
+    }
   }
 
   __device__ __forceinline__ void run(const PlanStart& plan, int gang, int member,
-                                      PendingMerge* pending) {
+                                      PendingMerges& pending) {
     Cursor<RowGroups> segment(p_, plan, member);
     const int block = gang * p_.gang + member;
-    int merges = 0;
-    unsigned first_ticket = 0, second_ticket = 0;
     while (segment.next()) {
       skip_queries();
 #pragma unroll
@@ -46,9 +48,9 @@ class ValueWarp {
       accumulate(segment);
       ptx::mbar_wait(shared_ + L::kStatsFull, segments_ & 1);
 
-      const int first_gang = gang_of(segment.item_begin, plan.total, plan.gangs);
+      const int first_gang = gang_of(segment.item_begin(), plan.total, plan.gangs);
       const int last_gang =
-          gang_of(segment.item_begin + segment.item.tiles - 1, plan.total, plan.gangs);
+          gang_of(segment.item_begin() + segment.item.tiles - 1, plan.total, plan.gangs);
       if (first_gang == last_gang) {
         store_output(segment);
         release_stats();
@@ -57,39 +59,24 @@ class ValueWarp {
       const int place = block * kPartialsPerBlock + (gang == first_gang ? 1 : 0);
       store_partial(place);
       release_stats();
-      PendingMerge merge;
-      merge.first_block = first_gang * p_.gang + member;
-      merge.splits = last_gang - first_gang + 1;
-      merge.split = gang - first_gang;
-      merge.first_row = segment.item.first_token * p_.heads + segment.first_row;
-      merge.rows = min(L::kRows, segment.item.nodes * p_.heads - segment.first_row);
-      ptx::named_barrier<32 * kValueWarps>(kMergeBarrier);
-      if (warp_ == 0 && lane_ == 0) {
-        pending[merges] = merge;
-        // Every round of arrivals adds exactly 2^31: the top bit flips and the rest returns to 0.
-        const unsigned ticket = ptx::add_acq_rel(
-            p_.counters + merge.first_block,
-            merge.split == 0 ? 0x80000000u - (merge.splits - 1) : 1u);
-        (merges ? second_ticket : first_ticket) = ticket;
+      ptx::named_barrier<32 * kValueWarps>(kPartialBarrier);
+      if (warp_ == kValueWarps - 1 && lane_ == 31) {  // the thread that waits in merge_pending
+        PendingMerge& merge = pending.merges[pending.count++];
+        merge.first_block = first_gang * p_.gang + member;
+        merge.splits = last_gang - first_gang + 1;
+        merge.split = gang - first_gang;
+        merge.first_row = segment.item.first_token * p_.heads + segment.first_row();
+        merge.rows = min(L::kRows, segment.item.nodes * p_.heads - segment.first_row());
+        announce(p_, merge);
       }
-      ++merges;
-    }
-    for (int i = 0; i < merges; ++i) {
-      if (warp_ == 0 && lane_ == 0) {
-        const unsigned ticket = i ? second_ticket : first_ticket;
-        while (((ptx::load_acquire(p_.counters + pending[i].first_block) ^ ticket) & 0x80000000u) ==
-               0) {
-        }
-      }
-      ptx::named_barrier<32 * kValueWarps>(kMergeBarrier);
-      merge_slice<RowGroups, Cache>(p_, pending[i], shared_ + L::kRing, warp_ * 32 + lane_);
     }
   }
 
  private:
-  __device__ __forceinline__ void release_slot() {
+  // Once `read`, which depends on all that was read, is there.
+  __device__ __forceinline__ void release_slot(uint32_t read) {
     __syncwarp();
-    if (lane_ == 0) ptx::mbar_arrive(shared_ + L::kEmpty + 8 * ring_.slot);
+    if (lane_ == 0) ptx::mbar_arrive_after(shared_ + L::kEmpty + 8 * ring_.slot, read);
   }
   __device__ __forceinline__ void wait_slot() {
     ptx::mbar_wait(shared_ + L::kFull + 8 * ring_.slot, ring_.parity);
@@ -100,12 +87,13 @@ class ValueWarp {
     ++segments_;
   }
   __device__ __forceinline__ void skip_queries() {
+#pragma unroll 1
     for (int i = 0; i < L::kQuerySlots; ++i) {
-      // A warp that does not count for freeing a slot must not wait for it either: it could miss
-      // the phase and wait for the next one of that parity.
+      // The others do not count for freeing the slot. They wait next for a tile that comes after
+      // scores, so after the queries.
       if (warp_ < kEmptyArrivals - kScoreWarps) {
         wait_slot();
-        release_slot();
+        release_slot(0);
       }
       ring_.advance();
     }
@@ -117,12 +105,13 @@ class ValueWarp {
   using Probs = uint32_t[RowGroups][2];
 
   __device__ __forceinline__ void load_values(Values& v, int c) {
-    const uint32_t from = values_from_ + ring_.slot * kSlotBytes;
+    const uint32_t from = values_from_ + ring_.slot * L::kSlotBytes;
     if constexpr (Cache::kIsE4m3) {
       if ((c & 1) == 0)
         ptx::ldmatrix_x4_trans(v[c][0], v[c][1], v[c + 1][0], v[c + 1][1], from + c * 16);
     } else {
-      ptx::ldmatrix_x4_trans(v[c][0], v[c][1], v[c][2], v[c][3], from + c * 32);
+      ptx::ldmatrix_x4_trans(v[c][0], v[c][1], v[c][2], v[c][3],
+                             (from + c / 4 * kLineBytes) | (places_[c / 4] ^ (c % 4 * 32)));
     }
   }
   __device__ __forceinline__ void multiply(const Values& v, const Probs& probs, int c) {
@@ -138,31 +127,40 @@ class ValueWarp {
       for (int g = 0; g < RowGroups; ++g) Cache::mma(out_[c][g], v[c], probs[g]);
     }
   }
-  // The step's own rows under an e4m3 cache: bf16 to f16, columns in the order of `multiply`.
+  // The step's own rows under an e4m3 cache, eight a tile: bf16 to f16, columns in `multiply`'s order.
   __device__ __forceinline__ void multiply_tree_e4m3(const Probs& probs, int c) {
     const float scale = __fdividef(1.f, p_.value_scale);
-    const uint32_t from = shared_ + L::kRing + ring_.slot * kSlotBytes +
-                          2 * (lane_ & 3) * kBf16Stride + (warp_ * kColumnTiles + c) * 32 +
-                          (lane_ >> 2) * 4;
-    uint32_t a[4];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint32_t x = ptx::load_shared(from + i * 8 * kBf16Stride);
-      const uint32_t y = ptx::load_shared(from + (i * 8 + 1) * kBf16Stride);
-      a[2 * i] = bf16_to_f16(__byte_perm(x, y, 0x5410), scale);
-      a[2 * i + 1] = bf16_to_f16(__byte_perm(x, y, 0x7632), scale);
-    }
+    const uint32_t slot = shared_ + L::kRing + ring_.slot * L::kSlotBytes;
+    const int lane = ptx::recompute(lane_);  // runs for few tiles: no address is kept for it
+    const int byte = (warp_ * kColumnTiles + c) * 32 + (lane >> 2) * 4;
+    const int row = 2 * (lane & 3);
+    const uint32_t x = ptx::load_shared(slot + swizzled(row, byte));
+    const uint32_t y = ptx::load_shared(slot + swizzled(row + 1, byte));
+    const uint32_t a[4] = {bf16_to_f16(__byte_perm(x, y, 0x5410), scale),
+                           bf16_to_f16(__byte_perm(x, y, 0x7632), scale), 0, 0};
 #pragma unroll
     for (int g = 0; g < RowGroups; ++g) Cache::mma(out_[c][g], a, probs[g]);
   }
 
-  // Waits for the probabilities of the next tile; returns per half whether its rows' reference
-  // moved. Can be called again for the same tile.
+  // Once the values of all column tiles are in registers.
+  __device__ __forceinline__ void release_slot(const Values& v) {
+    uint32_t read = 0;
+#pragma unroll
+    for (int c = 0; c < kColumnTiles; ++c) read ^= v[c][0];
+    release_slot(read);
+  }
+
+  // Waits for the probabilities of the next tile; returns whether references of even and of odd
+  // groups' rows moved. Can be called again for the same tile.
   __device__ __forceinline__ uint2 take_probs(Probs& probs) {
     const int buffer = count_ & 1;
     ptx::mbar_wait(shared_ + L::kProbsFull + 8 * buffer, (count_ >> 1) & 1);
-    const uint2 moved = ptx::load_shared2(shared_ + L::kFlags + buffer * 8);
-    const uint32_t from = probs_from_ + buffer * L::kPairBytes;
+    const uint32_t buffer_at = buffer * RowGroups * L::kGroupBytes;
+    const uint32_t moved_at = shared_ + L::kFirstHalf + buffer_at + L::kMoved;
+    const uint2 moved = make_uint2(
+        ptx::load_shared(moved_at),
+        RowGroups > 1 ? ptx::load_shared(moved_at + L::kGroupBytes) : 0);
+    const uint32_t from = probs_from_ + buffer_at;
 #pragma unroll
     for (int g = 0; g + 1 < RowGroups; g += 2)
       ptx::ldmatrix_x4_trans(probs[g][0], probs[g][1], probs[g + 1][0], probs[g + 1][1],
@@ -177,8 +175,9 @@ class ValueWarp {
 #pragma unroll
     for (int g = 0; g < RowGroups; ++g) {
       if (!(g & 1 ? moved.y : moved.x)) continue;
-      const float2 f = ptx::load_shared_f2(shared_ + L::kRescale + (count_ & 1) * L::kRows * 4 +
-                                           (g * kRowsPerGroup + 2 * (lane_ & 3)) * 4);
+      const float2 f = ptx::load_shared_f2(
+          shared_ + L::kRescale +
+          ((count_ & 1) * L::kRows + g * kRowsPerGroup + 2 * (lane_ & 3)) * 4);
 #pragma unroll
       for (int c = 0; c < kColumnTiles; ++c) {
         out_[c][g][0] *= f.x;
@@ -204,7 +203,7 @@ class ValueWarp {
       wait_slot();
 #pragma unroll
       for (int c = 0; c < kColumnTiles; ++c) load_values(values, c);
-      release_slot();
+      release_slot(values);
       ring_.advance();
 
       // The rare rescaling stays out of the loop over tiles: leave it, rescale, come back.
@@ -223,7 +222,7 @@ class ValueWarp {
             if (Cache::kIsE4m3 && (c & 1)) load_values(values, c - 1);
             if (c == 0) release_probs();
           }
-          release_slot();
+          release_slot(values);
           ring_.advance();
         }
         if (tile + 1 == end) break;
@@ -246,22 +245,17 @@ class ValueWarp {
 #pragma unroll
         for (int c = 0; c < kColumnTiles; ++c) multiply_tree_e4m3(probs, c);
         release_probs();
-        release_slot();
+        release_slot(__float_as_uint(out_[kColumnTiles - 1][RowGroups - 1][0]));
         ring_.advance();
       }
     }
   }
 
-  // Reference (log2 units) and sum of rows 2t, 2t + 1 of a group, over both pairs.
-  __device__ __forceinline__ void row_stats(int g, float (&reference)[2], float (&sum)[2]) const {
+  // Reference (log2 units) and sum of rows 2t, 2t + 1 of a group.
+  __device__ __forceinline__ void row_stats(int g, float2& reference, float2& sum) const {
     const uint32_t at = shared_ + (g * kRowsPerGroup + 2 * (lane_ & 3)) * 4;
-    const float2 r = ptx::load_shared_f2(at + L::kReference + (segments_ & 1) * L::kRows * 4);
-    const float2 a = ptx::load_shared_f2(at + L::kSums);
-    const float2 b = ptx::load_shared_f2(at + L::kSums + L::kRows * 4);
-    reference[0] = r.x;
-    reference[1] = r.y;
-    sum[0] = a.x + b.x;
-    sum[1] = a.y + b.y;
+    reference = ptx::load_shared_f2(at + L::kReference);
+    sum = ptx::load_shared_f2(at + L::kSum);
   }
 
   __device__ __forceinline__ void store_partial(int place) {
@@ -279,29 +273,29 @@ class ValueWarp {
     if (warp_ != 0) return;
 #pragma unroll
     for (int g = 0; g < RowGroups; ++g) {
-      float reference[2], sum[2];
+      float2 reference, sum;
       row_stats(g, reference, sum);
       if (lane_ < 4)
         __stcg(reinterpret_cast<float4*>(p_.stats + static_cast<size_t>(place) * L::kRows +
                                          g * kRowsPerGroup + 2 * lane_),
-               make_float4(reference[0], sum[0], reference[1], sum[1]));
+               make_float4(reference.x, sum.x, reference.y, sum.y));
     }
   }
 
   // Normalises and stores a segment that is a whole item.
   __device__ __forceinline__ void store_output(const Cursor<RowGroups>& segment) {
-    const int rows = segment.item.nodes * p_.heads - segment.first_row;
-    const size_t first = static_cast<size_t>(segment.item.first_token) * p_.heads + segment.first_row;
+    const int rows = segment.item.nodes * p_.heads - segment.first_row();
+    const size_t first = static_cast<size_t>(segment.item.first_token) * p_.heads + segment.first_row();
 #pragma unroll
     for (int g = 0; g < RowGroups; ++g) {
-      float reference[2], sum[2], scale[2];
+      float2 reference, sum;
       row_stats(g, reference, sum);
-#pragma unroll
-      for (int j = 0; j < 2; ++j) scale[j] = sum[j] > 0.f ? __fdividef(p_.value_scale, sum[j]) : 0.f;
+      const float scale[2] = {sum.x > 0.f ? __fdividef(p_.value_scale, sum.x) : 0.f,
+                              sum.y > 0.f ? __fdividef(p_.value_scale, sum.y) : 0.f};
       const int row = g * kRowsPerGroup + 2 * (lane_ & 3);
       if (p_.lse && warp_ == 0 && lane_ < 4) {
-        if (row < rows) p_.lse[first + row] = natural_lse(reference[0], sum[0]);
-        if (row + 1 < rows) p_.lse[first + row + 1] = natural_lse(reference[1], sum[1]);
+        if (row < rows) p_.lse[first + row] = natural_lse(reference.x, sum.x);
+        if (row + 1 < rows) p_.lse[first + row + 1] = natural_lse(reference.y, sum.y);
       }
 #pragma unroll
       for (int c = 0; c < kColumnTiles; ++c) {
@@ -332,6 +326,7 @@ class ValueWarp {
   const uint32_t shared_;
   const int lane_, warp_;
   uint32_t probs_from_, values_from_;
+  uint32_t places_[2];  // of the first columns of the warp's lines
   RingCursor<L::kSlots> ring_;
   int count_ = 0;     // tiles so far
   int segments_ = 0;  // finished

@@ -15,14 +15,34 @@ void grow_registers() {}
 template <int Count>
 void shrink_registers() {}
 
+inline void wait_for_launch() {}
+inline void allow_next_launch() {}
+
 inline void mbar_init(uint32_t bar, int arrivals) { emulator::mbar_init(bar, arrivals); }
 inline void mbar_init_fence() {}
 inline void mbar_arrive(uint32_t bar) { emulator::mbar_arrive(bar, 0); }
+inline void mbar_arrive_after(uint32_t bar, uint32_t) { emulator::mbar_arrive(bar, 0); }
 inline void mbar_arrive_expect(uint32_t bar, int bytes) { emulator::mbar_arrive(bar, bytes); }
 inline void mbar_wait(uint32_t bar, int parity) { emulator::mbar_wait(bar, parity); }
 inline void bulk_copy(uint32_t to, const void* from, int bytes, uint32_t bar) {
   emulator::copy_later(to, from, bytes, bar);
 }
+struct Rows {  // what the emulation keeps in a TensorMap
+  const uint8_t* base;
+  int box;
+};
+inline void tensor_copy(uint32_t to, const void* map, int row, uint32_t bar) {
+  constexpr int kRowBytes = 1152;
+  const Rows& rows = *static_cast<const Rows*>(map);
+  emulator::copy_swizzled_later(to, rows.base + static_cast<size_t>(row) * kRowBytes,
+                                rows.box * kRowBytes, bar);
+}
+inline void prefetch_tensor_map(const void*) {}
+inline int recompute(int x) { return x; }
+inline void copy_16(uint32_t to, const void* from) {
+  std::memcpy(emulator::shared() + to, from, 16);
+}
+inline void wait_copies() { emulator::pause(); }
 inline bool elect_one() {
   emulator::exchange(0);
   return emulator::lane() == 0;
@@ -50,6 +70,7 @@ template <class T>
 void store(uint32_t address, T x) { std::memcpy(emulator::shared() + address, &x, sizeof x); }
 inline uint32_t load_shared(uint32_t address) { return load<uint32_t>(address); }
 inline uint2 load_shared2(uint32_t address) { return load<uint2>(address); }
+inline uint4 load_shared4(uint32_t address) { return load<uint4>(address); }
 inline float2 load_shared_f2(uint32_t address) { return load<float2>(address); }
 inline float4 load_shared_f4(uint32_t address) { return load<float4>(address); }
 inline void store_shared(uint32_t address, uint32_t x) { store(address, x); }
