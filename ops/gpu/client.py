@@ -137,11 +137,13 @@ class Client:
         return answers
 
     def start_stream(self, body: object, timeout: float = 60.0) -> http.client.HTTPResponse:
-        """Return the open response of a streamed request, for a caller that may leave early."""
+        """Return the open response of a streamed request, for a caller that may leave early.
+
+        Closing it closes the connection: it owns the socket because the request says close.
+        """
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
-        connection.request(
-            "POST", "/generate", json.dumps(body), {"Content-Type": "application/json"}
-        )
+        headers = {"Content-Type": "application/json", "Connection": "close"}
+        connection.request("POST", "/generate", json.dumps(body), headers)
         return connection.getresponse()
 
     def free_tokens(self) -> int:
@@ -155,12 +157,12 @@ class Client:
     def _stream(self, body: object, timeout: float) -> Generation:
         begin = time.perf_counter()
         response = self.start_stream(body, timeout)
-        if response.status != 200:
-            raise EngineError(f"{response.status}: {response.read()[:400]!r}")
         events: list[Event] = []
         last: dict[str, Any] = {}
         tokens: list[int] = []
         with response:
+            if response.status != 200:
+                raise EngineError(f"{response.status}: {response.read()[:400]!r}")
             while line := response.readline():
                 at = time.perf_counter() - begin
                 if not line.startswith(b"data: {"):

@@ -93,6 +93,24 @@ def test_families_say_what_was_accepted() -> None:
     assert found["longleaf_kv_pool_tokens free"] == 77
 
 
+def test_a_step_after_a_requests_last_is_nobodys() -> None:
+    class Request:
+        def __init__(self, *, ended: bool = False, is_retracted: bool = False) -> None:
+            self.finished = lambda: ended
+            self.is_retracted = is_retracted
+
+    observer = EngineObserver(row_bytes=1152, layers=61, window=None)
+    requests = (Request(ended=True), Request(), Request(is_retracted=True))
+    record = StepRecord(9, (1000, 1001, 60_000), requests)
+    assert record.committing() == [1]
+    observer.observe(record, [3, 2, 5])
+    found = samples(observer)
+    assert found["longleaf_commit_len_sum 1k"] == 3
+    assert found["longleaf_tree_nodes_sum 1k"] == 9
+    assert "longleaf_commit_len_sum 64k" not in found
+    assert found["longleaf_kv_read_bytes_total"] == 62_001 * 61 * 1152
+
+
 def test_an_accepted_path_is_read_without_its_padding() -> None:
     record = StepRecord(8, (1, 2), path=torch.tensor([[0, 3, -1], [0, -1, -1]]))
     assert record.paths() == [[0, 3], [0]]

@@ -155,7 +155,10 @@ def batch_of(world: World, made: Any, sampling_info: Any = None, **fields: Any) 
         "seq_lens_cpu": lengths.clone(),
         "seq_lens_sum": int(lengths.sum()),
         "req_pool_indices": torch.arange(1, world.requests + 1),
-        "reqs": [SimpleNamespace(kv_committed_len=int(n)) for n in lengths],
+        "reqs": [
+            SimpleNamespace(kv_committed_len=int(n), finished=lambda: False, is_retracted=False)
+            for n in lengths
+        ],
         "has_grammar": False,
         "return_logprob": False,
         "sampling_info": sampling_info,

@@ -63,6 +63,12 @@ def test_partings_know_rounding_from_faults() -> None:
     assert partings([generation([1, 1, 1])], [reference]) == []
 
 
+def test_of_tokens_that_tie_either_may_be_reported_first() -> None:
+    top = [[[-0.5, 9, None], [-0.5, 1, None]]]
+    reference = generation([1], meta={"output_top_logprobs": top})
+    assert [item.gap for item in partings([generation([9])], [reference])] == [0.0]
+
+
 def test_the_two_sample_test_finds_a_bias_and_no_more() -> None:
     draw = random.Random(1)
     fair = [[draw.choice("aabc") for _ in range(1500)] for _ in range(40)]

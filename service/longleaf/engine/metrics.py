@@ -16,14 +16,30 @@ class StepRecord:
     """A decode step whose result is not on the CPU yet.
 
     path: int32[batch, max_path] on the host, copied there by the step without waiting: it may be
-    read once the step's result may.
+    read once the step's result may. requests: SGLang's, in the batch's order.
     """
 
     nodes: int
     contexts: tuple[int, ...]
+    requests: tuple[Any, ...] = ()
     path: Any = None
     marks: list[Any] = field(default_factory=list)
     phases: list[str] = field(default_factory=list)
+
+    def committing(self) -> list[int]:
+        """Return which requests of the batch take what the step committed, before they take it.
+
+        The scheduler launches a step before it knows that the one before was a request's last:
+        the tokens of that step are nobody's, and no usage counts them.
+        """
+        rows = range(len(self.contexts))
+        if not self.requests:
+            return list(rows)
+        return [
+            row
+            for row in rows
+            if not (self.requests[row].finished() or self.requests[row].is_retracted)
+        ]
 
     def paths(self) -> list[list[int]] | None:
         """Return the accepted node ids of each request, the root first; None if not kept."""
@@ -115,9 +131,13 @@ class EngineObserver:
     def observe(
         self, record: StepRecord, accepted: Sequence[int], free_tokens: int | None = None
     ) -> None:
-        """Observe a settled step; accepted: drafts accepted by each request."""
+        """Observe a settled step; accepted: drafts accepted by each request.
+
+        Time and bytes are the whole batch's, what is committed that of requests that take it.
+        """
         families = self._families
-        for context, drafts in zip(record.contexts, accepted, strict=True):
+        for row in record.committing():
+            context, drafts = record.contexts[row], accepted[row]
             bucket = self._bucket(context)
             families.commit_len.labels(bucket).observe(drafts + 1)
             families.accepted_depth.labels(bucket).observe(drafts)

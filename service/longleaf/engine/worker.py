@@ -171,7 +171,13 @@ class DDTreeWorker(DFlashWorkerV2):
         record = self._ledger.settle(len(num_correct_drafts_per_req))
         if record is None:
             return
-        self._policy.observe(record.nodes, num_correct_drafts_per_req, record.paths())
+        rows, paths = record.committing(), record.paths()
+        if rows:
+            self._policy.observe(
+                record.nodes,
+                [num_correct_drafts_per_req[row] for row in rows],
+                paths and [paths[row] for row in rows],
+            )
         if self._observer is not None:
             free = self.model_runner.token_to_kv_pool_allocator.available_size()
             self._observer.observe(record, num_correct_drafts_per_req, free)
@@ -189,7 +195,7 @@ class DDTreeWorker(DFlashWorkerV2):
         roots = draft_input.bonus_tokens.view(-1)
         contexts = tuple(int(req.kv_committed_len) for req in batch.reqs)
         nodes = self._policy.choose(contexts, bool(batch.has_grammar))
-        record = StepRecord(nodes, contexts)
+        record = StepRecord(nodes, contexts, tuple(batch.reqs))
         self._ledger.launched(record)
         self._clock.start(record)
 

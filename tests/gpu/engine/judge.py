@@ -18,8 +18,8 @@ Logits are bf16 and lie between 16 and 32 where a token is likely: one unit in t
 class Parting:
     """Where an answer first leaves the reference.
 
-    gap: the reference's two best log-probabilities there apart, in nats; infinite where the
-    other token is not the reference's second.
+    gap: how far the reference puts the answer's token under its own there, in nats; infinite
+    where it is not among the tokens that the reference reports.
     """
 
     prompt: int
@@ -37,9 +37,9 @@ def partings(answers: Sequence[Generation], references: Sequence[Generation]) ->
             if len(answer.tokens) != len(reference.tokens):
                 found.append(Parting(index, len(answer.tokens), math.inf))
             continue
-        top = reference.top_logprobs[position]
-        second = [value for value, token in top[1:] if token == answer.tokens[position]]
-        gap = top[0][0] - second[0] if second else math.inf
+        # Of tokens that tie, the reference may report either first.
+        known = {token: value for value, token in reference.top_logprobs[position]}
+        gap = known[reference.tokens[position]] - known.get(answer.tokens[position], -math.inf)
         found.append(Parting(index, position, gap))
     return found
 

@@ -43,15 +43,3 @@ def test_sampled_tokens_follow_the_distribution_without_speculation(
         assert two_sample_p_value(first, second) > 1e-5, position
     pairs = [[(a[1], a[2]) for a in sample] for sample in samples]
     assert two_sample_p_value(*pairs) > 1e-5
-
-
-@pytest.mark.servers("ddtree")
-def test_a_seed_fixes_a_sampled_answer(fleet: Fleet, source: PromptSource) -> None:
-    prompt = source.cut("prose", 300, 1)[0].tokens.tolist()
-    client = fleet.client("ddtree")
-    one, two, other = (
-        client.generate(prompt, 48, temperature=1.0, sampling_seed=seed).tokens
-        for seed in (7, 7, 8)
-    )
-    assert one == two
-    assert one != other
