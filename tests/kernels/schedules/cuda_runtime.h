@@ -44,7 +44,8 @@ void together(void* mine, void (*work)(void** lanes));
 void pause();  // lets others run
 void named_barrier(int id, unsigned threads);
 void mbar_init(uint32_t bar, int arrivals);
-void mbar_arrive(uint32_t bar, int bytes);
+// after_loads: only once what the thread has read from shared memory is in its registers.
+void mbar_arrive(uint32_t bar, int bytes, bool after_loads = false);
 void mbar_wait(uint32_t bar, int parity);
 // At a random later time: bytes of `from` to shared memory, counted on the barrier.
 void copy_later(uint32_t to, const void* from, int bytes, uint32_t bar);

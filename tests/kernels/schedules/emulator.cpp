@@ -7,6 +7,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <set>
 #include <vector>
 
 #include "cuda_runtime.h"
@@ -65,6 +66,7 @@ struct Block {
   std::map<uint32_t, Mbarrier> mbarriers;
   Meeting barriers[16];
   std::vector<Copy> copies;
+  std::set<uint32_t> copy_guards;  // mbarriers that a thread waits for before it copies
   std::vector<Warp> warps;
   std::vector<Fiber*> fibers;
 };
@@ -76,6 +78,7 @@ struct Fiber : Thread {
   bool started = false, done = false;
   Wait wait = Wait::kNothing;
   uint32_t at = 0;  // barrier
+  uint32_t last_mbarrier = 0;  // that it waited for
   unsigned since = 0;  // generation or parity
 
   Warp& warp() const { return home->warps[index.x / kWarp]; }
@@ -208,8 +211,13 @@ void named_barrier(int id, unsigned threads) {
   suspend(Wait::kBarrier, static_cast<uint32_t>(id), since);
 }
 void mbar_init(uint32_t bar, int arrivals) { self().home->mbarriers[bar] = {arrivals, arrivals}; }
-void mbar_arrive(uint32_t bar, int bytes) {
+void mbar_arrive(uint32_t bar, int bytes, bool after_loads) {
   Mbarrier& at = mbarrier(bar);
+  // Loads happen at once here; on a GPU the copy can overtake those that the arrival leaves behind.
+  if (!after_loads && self().home->copy_guards.count(bar)) {
+    std::fprintf(stderr, "emulator: an arrival at %u frees memory that may still be read\n", bar);
+    std::abort();
+  }
   at.bytes += bytes;
   --at.pending;
   at.settle();
@@ -217,6 +225,7 @@ void mbar_arrive(uint32_t bar, int bytes) {
 }
 void mbar_wait(uint32_t bar, int parity) {
   mbarrier(bar);
+  self().last_mbarrier = bar;
   suspend(Wait::kMbarrier, bar, static_cast<unsigned>(parity));
 }
 static void copy_later(uint32_t to, const void* from, int bytes, uint32_t bar, bool swizzled) {
@@ -224,6 +233,7 @@ static void copy_later(uint32_t to, const void* from, int bytes, uint32_t bar, b
     std::fprintf(stderr, "emulator: a copy of %d bytes to %u is not aligned\n", bytes, to);
     std::abort();
   }
+  if (self().last_mbarrier != 0) self().home->copy_guards.insert(self().last_mbarrier);
   // Now and then a copy is overtaken by all that a ring holds, as when its page's address is not cached.
   const int delay = static_cast<int>(chance() % (chance() % 60 == 0 ? 4000 : 60));
   self().home->copies.push_back({to, from, bytes, bar, delay, swizzled});
@@ -249,6 +259,7 @@ void run(unsigned grid, unsigned threads, const std::function<void()>& kernel, u
       fiber.home = blocks[b].get();
       fiber.started = fiber.done = false;
       fiber.wait = Wait::kNothing;
+      fiber.last_mbarrier = 0;
       getcontext(&fiber.start);
       fiber.start.uc_stack.ss_sp = fiber.stack.get();
       fiber.start.uc_stack.ss_size = kStackBytes;

@@ -21,7 +21,7 @@ inline void allow_next_launch() {}
 inline void mbar_init(uint32_t bar, int arrivals) { emulator::mbar_init(bar, arrivals); }
 inline void mbar_init_fence() {}
 inline void mbar_arrive(uint32_t bar) { emulator::mbar_arrive(bar, 0); }
-inline void mbar_arrive_after(uint32_t bar, uint32_t) { emulator::mbar_arrive(bar, 0); }
+inline void mbar_arrive_after(uint32_t bar, uint32_t) { emulator::mbar_arrive(bar, 0, true); }
 inline void mbar_arrive_expect(uint32_t bar, int bytes) { emulator::mbar_arrive(bar, bytes); }
 inline void mbar_wait(uint32_t bar, int parity) { emulator::mbar_wait(bar, parity); }
 inline void bulk_copy(uint32_t to, const void* from, int bytes, uint32_t bar) {
