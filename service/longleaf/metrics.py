@@ -6,6 +6,7 @@ own. A family object belongs to the registry that is passed in: nothing here is 
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
@@ -180,6 +181,28 @@ class GatewayMetrics:
             buckets=_REQUEST_BUCKETS,
             registry=registry,
         )
+        by_context = ("context_bucket",)
+        self.ttft_seconds = Histogram(
+            "longleaf_gateway_ttft_seconds",
+            "Time from a streamed request's arrival to its first event, by prompt length.",
+            by_context,
+            buckets=_REQUEST_BUCKETS,
+            registry=registry,
+        )
+        self.token_seconds = Histogram(
+            "longleaf_gateway_time_per_token_seconds",
+            "Time per token after the first event of a stream, where its usage was told.",
+            by_context,
+            buckets=_STEP_BUCKETS,
+            registry=registry,
+        )
+        self.e2e_seconds = Histogram(
+            "longleaf_gateway_e2e_seconds",
+            "Time from a request's arrival to the end of its answer, by prompt length.",
+            by_context,
+            buckets=_REQUEST_BUCKETS,
+            registry=registry,
+        )
         self.upstream_errors = Counter(
             "longleaf_gateway_upstream_errors_total",
             "Failed exchanges with a replica, by kind of failure.",
@@ -202,6 +225,18 @@ class GatewayMetrics:
             "longleaf_gateway_replica_ready",
             "1 while the replica passes its health checks and its limits are known, else 0.",
             ("replica",),
+            registry=registry,
+        )
+        self.replica_state = Gauge(
+            "longleaf_gateway_replica_state",
+            "1 for the state that a replica is in: starting, ready, unhealthy (by its checks), "
+            "circuit_open (its requests fail) or draining.",
+            ("replica", "state"),
+            registry=registry,
+        )
+        self.discovery_up = Gauge(
+            "longleaf_gateway_discovery_up",
+            "1 while the cluster's API tells the replicas, 0 while an older list is in use.",
             registry=registry,
         )
         self.token_counts = Counter(
@@ -306,3 +341,10 @@ class GatewayMetrics:
             "1 while the key file is read without error, 0 while an older state is in use.",
             registry=registry,
         )
+
+    def forget_replica(self, url: str) -> None:
+        """A replica is gone for good: its series end."""
+        for family in vars(self).values():
+            if isinstance(family, Counter | Gauge | Histogram):
+                with suppress(ValueError):  # families without that label
+                    family.remove_by_labels({"replica": url})

@@ -89,12 +89,16 @@ BEFORE_FIRST_EVENT = [
 ]
 
 
+HANGS = (hang, hang_after_status)
+
+
 @pytest.mark.parametrize("fault", BEFORE_FIRST_EVENT)
 async def test_death_before_the_first_event_is_retried_invisibly(fault: Behaviour) -> None:
-    async with gateway_over(fault, answer_captured_chat, first_byte_timeout=0.3) as (
+    async with gateway_over(fault, answer_captured_chat, hang_timeout=0.3) as (
         gateway,
         replicas,
     ):
+        replicas[0].health_status = 503 if fault in HANGS else 200
         status, body, _ = await gateway.raw(chat(stream=True))
         assert (status, body) == (200, captured_body("chat_stream"))
         assert [len(replica.generations) for replica in replicas] == [1, 1]
@@ -103,7 +107,8 @@ async def test_death_before_the_first_event_is_retried_invisibly(fault: Behaviou
 
 @pytest.mark.parametrize("fault", [reset_at_once, end_without_answer, cut_body, hang])
 async def test_death_of_a_whole_answer_is_retried_invisibly(fault: Behaviour) -> None:
-    async with gateway_over(fault, answer_captured_chat, first_byte_timeout=0.3) as (gateway, _):
+    async with gateway_over(fault, answer_captured_chat, hang_timeout=0.3) as (gateway, replicas):
+        replicas[0].health_status = 503 if fault in HANGS else 200
         status, body, _ = await gateway.raw(chat())
         assert (status, body) == (200, captured_body("chat"))
 
@@ -150,7 +155,8 @@ async def test_an_exchange_leaves_no_count_behind(behaviour: Behaviour) -> None:
         metrics = GatewayMetrics(CollectorRegistry())
         replica = Replica(faulty.url, client, metrics, 3, 2, ReplicaBudget(Rules(1, 1)))
         with contextlib.suppress(ReplicaError):
-            async with Exchange(replica, "0" * 32, 0.3, 0.3) as exchange:
+            deadline = asyncio.get_running_loop().time() + 0.3
+            async with Exchange(replica, "0" * 32, deadline, 0.3) as exchange:
                 assert (replica.in_flight, replica.waiting) == (1, 1)
                 await exchange.begin(CHAT, (b'{"stream": true}',), [])
                 assert (replica.in_flight, replica.waiting) == (1, 0)

@@ -22,7 +22,7 @@ from longleaf.gateway.api import errors
 from longleaf.gateway.api.answers import ErrorResponse
 from longleaf.gateway.api.front import Front
 from longleaf.gateway.api.relay import Relay
-from longleaf.gateway.api.routes import make_router
+from longleaf.gateway.api.routes import make_direct, make_router
 from longleaf.gateway.api.schemas import ChatCompletionRequest, CompletionRequest
 from longleaf.gateway.auth import KeyRing, follow_key_file
 from longleaf.gateway.config import GatewayConfig
@@ -82,7 +82,7 @@ def build_app(config: GatewayConfig, drain: Drain, prometheus: CollectorRegistry
     app.include_router(make_router(relay))
     _add_error_handlers(app)
     _add_body_schemas(app, secured=keys is not None)
-    return Front(app, keys, drain, metrics)
+    return Front(app, keys, drain, metrics, make_direct(relay))
 
 
 def _add_error_handlers(app: FastAPI) -> None:

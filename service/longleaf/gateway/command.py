@@ -12,7 +12,7 @@ import uvloop
 from pydantic import ValidationError
 
 from longleaf.gateway.config import GatewayConfig, RoutingPolicyName
-from longleaf.gateway.request_log import JsonFormatter
+from longleaf.gateway.request_log import JsonFormatter, LineHandler
 from longleaf.gateway.server import GatewayServer, PortError
 
 _FLAGS = {"replicas": "--replica", "tokenizers": "--tokenizer"}
@@ -40,8 +40,9 @@ def load_config(**flags: object) -> GatewayConfig:
 
 def configure_logging(level: str) -> None:
     """JSON lines on standard error."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = LineHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # never shown
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 

@@ -47,6 +47,27 @@ class GatewayConfig(BaseSettings):
     metrics_host: str = "127.0.0.1"
     metrics_port: Port = 9080
     """Port of ``/metrics``, apart from the public port."""
+    kubernetes_service: str | None = None
+    """Find replicas as the endpoints of this Service, ``[namespace/]name``."""
+    kubernetes_port: str | None = None
+    """Number or name of the endpoints' port; by default the first."""
+    kubernetes_scheme: Literal["http", "https"] = "http"
+    kubernetes_api: str | None = None
+    """API server; by default the one of the cluster that the gateway runs in."""
+    kubernetes_token_file: Path | None = None
+    kubernetes_ca_file: Path | None = None
+    upstream_ca_file: Path | None = None
+    """Certificates that ``https`` replicas are trusted by; by default the system's."""
+    tls_certificate_file: Path | None = None
+    """Certificate chain (PEM) of the public port; with it, it speaks TLS alone."""
+    tls_key_file: Path | None = None
+    header_timeout: Seconds = 10.0
+    """Longest time a client may take to send a request's head."""
+    max_header_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024
+    write_timeout: Seconds = 60.0
+    """Longest time a client may read nothing of what is sent to it."""
+    otlp_endpoint: str | None = None
+    """Send OpenTelemetry traces to this OTLP/HTTP endpoint."""
     api_key_file: Path | None = None
     """File of accepted API keys, one a line; without it the API is open to everyone."""
     upstream_api_key: SecretStr | None = None
@@ -58,8 +79,21 @@ class GatewayConfig(BaseSettings):
     max_attempts: Annotated[int, Field(ge=1, le=16)] = 3
     """Replicas that one request may try, as long as none has sent an event."""
     connect_timeout: Seconds = 5.0
+    max_connections: Annotated[int, Field(ge=1)] = 1024
+    """Requests on one replica at most."""
     first_byte_timeout: Seconds = 1800.0
-    """Longest wait for a replica's first event: a long prefill sends nothing at all before it."""
+    """Longest wait for the first event, on however many replicas: a long prefill sends nothing at
+    all before it."""
+    hang_timeout: Seconds = 60.0
+    """Silence (no health check passed, no token, no progress reported) after which requests that
+    wait for a replica's first event try another."""
+    breaker_failures: Annotated[int, Field(ge=1)] = 5
+    """Failed requests in a row after which a replica gets none for a while, healthy or not."""
+    breaker_pause: Seconds = 5.0
+    """That while; twice as long after each trial that fails, up to 16 times."""
+    silence_before_comment: Seconds = 15.0
+    """Silence of a streamed answer after which a comment line keeps its connection alive. The
+    first one commits the answer to status 200."""
     idle_timeout: Seconds = 300.0
     """Longest silence between two chunks of a started answer."""
     tokenize_timeout: Seconds = 30.0
@@ -143,8 +177,14 @@ class GatewayConfig(BaseSettings):
 
     @model_validator(mode="after")
     def _check_ports(self) -> "GatewayConfig":
-        if not self.replicas:
-            raise ValueError("no replica given: at least one --replica URL is needed")
+        if not self.replicas and self.kubernetes_service is None:
+            raise ValueError(
+                "no replica given: at least one --replica URL is needed, or --kubernetes-service"
+            )
+        if self.replicas and self.kubernetes_service is not None:
+            raise ValueError("replicas are either given or found in Kubernetes, not both")
+        if (self.tls_certificate_file is None) != (self.tls_key_file is None):
+            raise ValueError("tls_certificate_file and tls_key_file belong together")
         if self.port and self.port == self.metrics_port:
             raise ValueError(f"port and metrics_port must differ, both are {self.port}")
         return self

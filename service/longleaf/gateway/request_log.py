@@ -1,12 +1,17 @@
 """One JSON line per request; never a word of a prompt or an answer."""
 
-import json
+import asyncio
 import logging
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import TextIO
+
+from pydantic_core import to_json
 
 logger = logging.getLogger("longleaf.gateway.request")
+
+_HOLD_SECONDS = 0.05
 
 
 @dataclass(slots=True)
@@ -29,11 +34,36 @@ class RequestRecord:
     body_bytes: int = 0
     sent_bytes: int = 0
     prompt_tokens: int | None = None
+    prompt_bytes: int | None = None
+    """Most tokens that the prompt can have, where nobody counted."""
+    completion_tokens: int | None = None
     replica: str | None = None
     attempts: int = 0
+    queue_seconds: float | None = None
+    """Time until there was a place on a replica."""
+    prefill_seconds: float | None = None
+    """Time from sending it to the replica to its first event."""
+    first_event: float | None = None
+    """``perf_counter`` at the first event of the answer (the whole of it, if it is no stream)."""
+    trace_id: str | None = None
+
+    def note_first_event(self, prefill_seconds: float) -> None:
+        """The replica answered."""
+        self.prefill_seconds = prefill_seconds
+        self.first_event = time.perf_counter()
+
+    @property
+    def context_tokens(self) -> int:
+        """Prompt tokens; about a fourth of its bytes where neither we nor the engine counted."""
+        if self.prompt_tokens is not None:
+            return self.prompt_tokens
+        return (self.prompt_bytes or 0) // 4
 
     def write(self, ended: float) -> None:
         """Log the request; ``ended`` is a ``perf_counter`` value."""
+        level = logging.DEBUG if self.route in {"livez", "readyz"} else logging.INFO
+        if not logger.isEnabledFor(level):
+            return
         first = None if self.first_byte is None else round(self.first_byte - self.started, 6)
         fields: dict[str, object] = {
             "rid": self.rid,
@@ -49,11 +79,19 @@ class RequestRecord:
             "body_bytes": self.body_bytes,
             "sent_bytes": self.sent_bytes,
             "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "queue_seconds": _rounded(self.queue_seconds),
+            "prefill_seconds": _rounded(self.prefill_seconds),
             "replica": self.replica,
             "attempts": self.attempts,
         }
-        level = logging.DEBUG if self.route in {"livez", "readyz"} else logging.INFO
+        if self.trace_id is not None:
+            fields["trace_id"] = self.trace_id
         logger.log(level, "request", extra={"fields": fields})
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)
 
 
 class JsonFormatter(logging.Formatter):
@@ -72,4 +110,48 @@ class JsonFormatter(logging.Formatter):
             line.update(fields)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        return to_json(line, fallback=str).decode()
+
+
+class LineHandler(logging.StreamHandler[TextIO]):
+    """Writes lines to a stream, together: what is logged in ``_HOLD_SECONDS`` costs one write.
+
+    Warnings and errors go out at once, and with them what was held.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._lines: list[str] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record, soon."""
+        try:
+            self._lines.append(self.format(record) + self.terminator)
+            if record.levelno >= logging.WARNING or not self._flush_soon():
+                self.flush()
+        except Exception:
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Write what is held."""
+        lines, self._lines = self._lines, []
+        if lines:
+            self.stream.write("".join(lines))
+        super().flush()
+
+    def _flush_soon(self) -> bool:
+        """Whether somebody will flush."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            return False
+        if loop is not self._loop or self._timer is None:
+            self._loop = loop
+            self._timer = loop.call_later(_HOLD_SECONDS, self._flush_now)
+        return True
+
+    def _flush_now(self) -> None:
+        self._timer = None
+        self.flush()

@@ -6,6 +6,7 @@ import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import uvicorn
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -19,6 +20,7 @@ from starlette.types import ASGIApp
 from longleaf.gateway.app import build_app
 from longleaf.gateway.config import GatewayConfig
 from longleaf.gateway.drain import Drain
+from longleaf.gateway.protocol import ConnectionLimits, http_protocol
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +79,12 @@ class GatewayServer:
             raise
         self.port: int = self._sockets[0].getsockname()[1]
         self.metrics_port: int = self._sockets[1].getsockname()[1]
-        self._public = _server(app, lifespan="on")
-        self._admin = _server(_metrics_app(prometheus), lifespan="off")
+        limits = ConnectionLimits(
+            config.header_timeout, config.write_timeout, _KEEPALIVE_SECONDS, config.max_header_bytes
+        )
+        tls = (config.tls_certificate_file, config.tls_key_file)
+        self._public = _server(app, limits, "on", tls)
+        self._admin = _server(_metrics_app(prometheus), limits, "off")
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -130,17 +136,25 @@ class GatewayServer:
             logger.info("drained", extra={"fields": {"all_finished": finished}})
 
 
-def _server(app: ASGIApp, lifespan: "uvicorn.config.LifespanType") -> _Server:
+def _server(
+    app: ASGIApp,
+    limits: ConnectionLimits,
+    lifespan: "uvicorn.config.LifespanType",
+    tls: tuple[Path | None, Path | None] = (None, None),
+) -> _Server:
+    certificate, key = tls
     return _Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=http_protocol(limits),
+            ssl_certfile=certificate,
+            ssl_keyfile=key,
             ws="none",
             lifespan=lifespan,
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_keep_alive=_KEEPALIVE_SECONDS,
+            proxy_headers=False,
             timeout_graceful_shutdown=5,
             backlog=_BACKLOG,
         )

@@ -12,9 +12,13 @@ _HOP_BY_HOP = {
     *("connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection"),
     *("te", "trailer", "trailers", "transfer-encoding", "upgrade"),
 }
-_NOT_UPSTREAM = _HOP_BY_HOP | {
-    *("host", "content-length", "content-type", "expect", "accept-encoding"),
-    *("authorization", "x-api-key", "cookie", "x-request-id"),
+_NOT_UPSTREAM = {
+    name.encode()
+    for name in _HOP_BY_HOP
+    | {
+        *("host", "content-length", "content-type", "expect", "accept-encoding"),
+        *("authorization", "x-api-key", "cookie", "x-request-id", "x-longleaf-details"),
+    }
 }
 _NOT_DOWNSTREAM = {
     name.encode()
@@ -61,29 +65,21 @@ class ErrorResponse(Response):
         await send({"type": "http.response.body", "body": b""})
 
 
-def headers_upstream(
-    headers: Iterable[tuple[bytes, bytes]], request_id: str
-) -> list[tuple[str, str]]:
+def headers_upstream(headers: Iterable[tuple[bytes, bytes]], request_id: str) -> RawHeaders:
     """The client's headers for the replica: end to end ones only, and never its key."""
-    decoded = [(name.decode("latin-1").lower(), _text(value)) for name, value in headers]
+    given = [(name.lower(), value) for name, value in headers]
     named = {
         token.strip().lower()
-        for name, value in decoded
-        if name == "connection"
-        for token in value.split(",")
+        for name, value in given
+        if name == b"connection"
+        for token in value.split(b",")
     }
-    dropped = _NOT_UPSTREAM | named
-    passed = [(name, value) for name, value in decoded if name not in dropped]
-    return [*passed, ("content-type", "application/json"), ("x-request-id", request_id)]
+    dropped = _NOT_UPSTREAM | named if named else _NOT_UPSTREAM
+    passed = [(name, value) for name, value in given if name not in dropped]
+    own = [(b"content-type", b"application/json"), (b"x-request-id", request_id.encode())]
+    return passed + own
 
 
 def headers_downstream(headers: RawHeaders) -> RawHeaders:
     """The replica's headers for the client: end to end ones only."""
     return [(name, value) for name, value in headers if name not in _NOT_DOWNSTREAM]
-
-
-def _text(value: bytes) -> str:
-    try:
-        return value.decode("utf-8")
-    except UnicodeDecodeError:
-        return value.decode("latin-1")

@@ -3,23 +3,22 @@
 import asyncio
 from collections.abc import Sequence
 
-from starlette.requests import ClientDisconnect, Request
-from starlette.types import Receive
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope
 
 from longleaf.gateway.api.errors import body_stalled, body_too_large
 
 _COPIED_BYTES = 64 * 1024
 
 
-async def read_body(request: Request, limit: int, silence: float) -> bytes:
+async def read_body(scope: Scope, receive: Receive, limit: int, silence: float) -> bytes:
     """The body, of at most ``limit`` bytes; stops reading (413) as soon as it is more.
 
     408 after ``silence`` seconds without a byte: nobody may hold up a drain by sending nothing.
     """
-    declared = request.headers.get("content-length", "")
+    declared = next((v for name, v in scope["headers"] if name == b"content-length"), b"")
     if declared.isdigit() and int(declared) > limit:
         raise body_too_large(limit)
-    receive: Receive = request.receive
     chunks: list[bytes] = []
     size = 0
     while True:
@@ -36,7 +35,7 @@ async def read_body(request: Request, limit: int, silence: float) -> bytes:
             raise body_too_large(limit)
         chunks.append(chunk)
         if not message.get("more_body", False):
-            return b"".join(chunks)
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def with_rid(text: bytes, rid: str, more: bytes = b"") -> Sequence[bytes | memoryview]:

@@ -123,6 +123,18 @@ def body_stalled(seconds: float) -> ApiError:
     return ApiError(408, message, "invalid_request_error", code="request_timeout", headers=headers)
 
 
+def head_stalled(seconds: float) -> ApiError:
+    """408: the request's head did not come in time."""
+    message = f"The request's head was not complete after {seconds:g} s."
+    return ApiError(408, message, "invalid_request_error", code="request_timeout")
+
+
+def head_too_large(limit: int) -> ApiError:
+    """431: the request's head is over the byte limit."""
+    message = f"The request's head is larger than the limit of {limit} bytes."
+    return ApiError(431, message, "invalid_request_error", code="request_too_large")
+
+
 def rate_limit_exceeded(retry_after: float, message: str = _FULL) -> ApiError:
     """429: every replica is full now, the request would fit later (in ``retry_after`` seconds)."""
     return ApiError(

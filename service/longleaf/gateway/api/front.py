@@ -1,10 +1,12 @@
 """What every request passes first: ids, the API key, draining, metrics and the log line."""
 
 import logging
+import os
 import re
 import time
-import uuid
 from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,7 +16,7 @@ from longleaf.gateway.api.answers import ErrorResponse
 from longleaf.gateway.auth import KeyRing
 from longleaf.gateway.drain import Drain
 from longleaf.gateway.request_log import RequestRecord
-from longleaf.metrics import GatewayMetrics
+from longleaf.metrics import GatewayMetrics, context_bucket
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +38,26 @@ class Front:
     """ASGI middleware around the whole application."""
 
     def __init__(
-        self, app: ASGIApp, keys: KeyRing | None, drain: Drain, metrics: GatewayMetrics
+        self,
+        app: ASGIApp,
+        keys: KeyRing | None,
+        drain: Drain,
+        metrics: GatewayMetrics,
+        direct: Mapping[str, ASGIApp] = MappingProxyType({}),
     ) -> None:
         self._app = app
+        self._direct = direct
+        """What answers a POST to a path without the framework."""
         self._keys = keys
         self._drain = drain
-        self._metrics = metrics
+        # A series is looked up by its labels once, not at every request.
+        self._in_flight = cache(metrics.in_flight.labels)
+        self._requests = cache(metrics.requests.labels)
+        self._request_seconds = cache(metrics.request_seconds.labels)
+        self._first_byte_seconds = cache(metrics.first_byte_seconds.labels)
+        self._e2e_seconds = cache(metrics.e2e_seconds.labels)
+        self._ttft_seconds = cache(metrics.ttft_seconds.labels)
+        self._token_seconds = cache(metrics.token_seconds.labels)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request; everything else (lifespan) passes through."""
@@ -51,15 +67,17 @@ class Front:
         record = _record(scope)
         scope["longleaf.record"] = record
         answer = _Answer(record, send)
-        in_flight = self._metrics.in_flight.labels(record.route)
+        scope["longleaf.send"] = answer
+        in_flight = self._in_flight(record.route)
         in_flight.inc()
         try:
             refusal = self._refusal(scope, record.route)
             if refusal is not None:
                 await ErrorResponse(refusal)(scope, receive, answer)
             elif record.route in _WORK:
+                app = self._direct.get(scope["path"]) if scope["method"] == "POST" else None
                 with self._drain.request():
-                    await self._app(scope, receive, answer)
+                    await (app or self._app)(scope, receive, answer)
             else:
                 await self._app(scope, receive, answer)
         except ClientDisconnect:
@@ -89,12 +107,23 @@ class Front:
 
     def _finish(self, record: RequestRecord) -> None:
         ended = time.perf_counter()
-        metrics, route = self._metrics, record.route
-        metrics.requests.labels(route, str(record.status), record.reason).inc()
-        metrics.request_seconds.labels(route).observe(ended - record.started)
+        route = record.route
+        self._requests(route, str(record.status), record.reason).inc()
+        self._request_seconds(route).observe(ended - record.started)
         if record.first_byte is not None:
-            metrics.first_byte_seconds.labels(route).observe(record.first_byte - record.started)
+            self._first_byte_seconds(route).observe(record.first_byte - record.started)
+        if record.first_event is not None and record.reason == "ok":
+            self._observe_generation(record, record.first_event, ended)
         record.write(ended)
+
+    def _observe_generation(self, record: RequestRecord, first: float, ended: float) -> None:
+        bucket = context_bucket(record.context_tokens)
+        self._e2e_seconds(bucket).observe(ended - record.started)
+        if record.stream:
+            self._ttft_seconds(bucket).observe(first - record.started)
+            further = (record.completion_tokens or 0) - 1
+            if further > 0:
+                self._token_seconds(bucket).observe((ended - first) / further)
 
 
 class _Answer:
@@ -124,7 +153,7 @@ class _Answer:
 def _record(scope: Scope) -> RequestRecord:
     path: str = scope["path"]
     route = _ROUTES.get(path) or ("models" if path.startswith("/v1/models/") else "other")
-    rid = uuid.uuid4().hex
+    rid = os.urandom(16).hex()
     given = _header(scope, b"x-request-id")
     usable = given is not None and _REQUEST_ID.fullmatch(given) is not None
     request_id = given.decode() if given is not None and usable else rid

@@ -5,8 +5,7 @@ of status 200. Until then another replica may be tried and the client sees nothi
 """
 
 import asyncio
-import re
-from collections.abc import Mapping
+import logging
 from dataclasses import dataclass
 
 from starlette.responses import Response
@@ -18,22 +17,25 @@ from longleaf.gateway.admission.intake import Intake, Ticket
 from longleaf.gateway.api import errors
 from longleaf.gateway.api.answers import ErrorResponse, headers_downstream
 from longleaf.gateway.api.body import with_rid
+from longleaf.gateway.api.comments import COMMENT, Comments
+from longleaf.gateway.api.details import SPEC_FIELD, Tail, details, with_chunk, with_field
 from longleaf.gateway.api.refusals import REFUSALS, refusal
 from longleaf.gateway.api.upstream_errors import from_replica, worth_another_replica
 from longleaf.gateway.auth import ApiKey
 from longleaf.gateway.config import GatewayConfig
 from longleaf.gateway.drain import Drain
 from longleaf.gateway.prompts.reader import Prompt
-from longleaf.gateway.replicas.client import Body, FailureKind, ReplicaError
+from longleaf.gateway.replicas.client import Body, FailureKind, RawHeaders, ReplicaError
 from longleaf.gateway.replicas.exchange import Exchange, Head
 from longleaf.gateway.replicas.registry import ReplicaRegistry
 from longleaf.gateway.replicas.replica import Replica
 from longleaf.gateway.request_log import RequestRecord
 from longleaf.metrics import GatewayMetrics
 
-_COMPLETION_TOKENS = re.compile(rb'"completion_tokens": ?(\d{1,9})')
-_PROMPT_TOKENS = re.compile(rb'"prompt_tokens": ?(\d{1,9})')
+logger = logging.getLogger(__name__)
+
 _STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+_COMMITTED_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), *_STREAM_HEADERS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +44,11 @@ class Call:
 
     path: str
     prompt: Prompt
-    headers: list[tuple[str, str]]
+    headers: RawHeaders
     record: RequestRecord
     key: ApiKey | None
+    details: bool = False
+    """Whether the answer is to tell how it came about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,64 +89,105 @@ class RelayResponse(Response):
         super().__init__()
         self._relay = relay
         self._call = call
-        self._started = False
+        self._send: Send = _nowhere
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[object] | None = None
+        self._deadline = 0.0
+        self._comments: Comments | None = None
+        self._committed = False
+        """Whether the client has its status."""
+        self._begun = False
+        """Whether a replica's first event is there: from then on no other is tried."""
+        self._interrupted: errors.ApiError | None = None
+        self._client_left = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Relay until the answer ends, the client leaves, or draining takes too long."""
-        record = self._call.record
-        serving = asyncio.ensure_future(self._serve(send))
-        leaving = asyncio.ensure_future(_client_leaves(receive))
+        # Frameworks wrap ``send`` in layers that each chunk would pass, to learn what we know.
+        self._send = scope.get("longleaf.send", send)
+        self._task = asyncio.current_task()
+        leaving = self._loop.create_task(_client_leaves(receive))
+        leaving.add_done_callback(self._leave)
         expired = self._relay.drain.expired
+        expired.add_done_callback(self._expire)
+        if expired.done():
+            self._expire(expired)
+        error: errors.ApiError | None = None
         try:
-            await asyncio.wait({serving, leaving, expired}, return_when=asyncio.FIRST_COMPLETED)
+            await self._serve()
+        except errors.ApiError as refused:
+            error = refused
+        except asyncio.CancelledError:
+            ours = self._client_left or self._interrupted is not None
+            task, self._task = self._task, None
+            if not ours or task is None or task.uncancel() > 0:
+                raise
+            error = self._interrupted
+        except Exception:
+            logger.exception("relay failed", extra={"fields": {"rid": self._call.record.rid}})
+            error = errors.internal_error()
         finally:
-            client_left = leaving.done() and not serving.done()
-            for task in (serving, leaving):
-                task.cancel()
-            await asyncio.wait({serving, leaving})
-        if not serving.cancelled():
-            serving.exception()
-        if client_left:
-            record.status, record.reason = 499, "client_left"
-            return
-        if serving.cancelled():
-            error: BaseException | None = errors.service_unavailable(
-                "The gateway is shutting down.", 1.0
-            )
-        else:
-            error = serving.exception()
-        if isinstance(error, errors.ApiError):
-            await self._refuse(error, scope, receive, send)
+            self._task = None
+            leaving.cancel()
+            expired.remove_done_callback(self._expire)
+            if self._comments is not None:
+                self._comments.stop()
+        if self._client_left:
+            self._call.record.status, self._call.record.reason = 499, "client_left"
         elif error is not None:
-            raise error
+            await self._refuse(error, scope, receive)
 
-    async def _refuse(
-        self, error: errors.ApiError, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        if not self._started:
-            await ErrorResponse(error)(scope, receive, send)
+    def _leave(self, leaving: "asyncio.Task[None]") -> None:
+        if self._task is not None and not leaving.cancelled():
+            self._client_left = True
+            self._task.cancel()
+
+    def _expire(self, _: "asyncio.Future[None]") -> None:
+        if self._task is not None:
+            self._interrupted = errors.service_unavailable("The gateway is shutting down.", 1.0)
+            self._task.cancel()
+
+    async def _refuse(self, error: errors.ApiError, scope: Scope, receive: Receive) -> None:
+        if not self._committed:
+            await ErrorResponse(error)(scope, receive, self._send)
             return
         self._call.record.reason = error.reason
-        await send({"type": "http.response.body", "body": error.event()})
+        await self._send({"type": "http.response.body", "body": error.event()})
 
-    async def _serve(self, send: Send) -> None:
+    async def _serve(self) -> None:
         relay, call = self._relay, self._call
+        began = self._loop.time()
         try:
             ticket = await relay.intake.enter(call.prompt, call.key)
         except REFUSALS as error:
             model = call.prompt.inspection.model
             raise refusal(error, model, relay.config.health_interval) from error
+        now = self._loop.time()
+        call.record.queue_seconds = now - began
         call.record.prompt_tokens = ticket.ask.demand.prompt_tokens
+        call.record.prompt_bytes = ticket.ask.demand.bound
+        self._deadline = now + relay.config.first_byte_timeout
+        if call.prompt.inspection.stream:
+            self._comments = Comments(relay.config.silence_before_comment, self._comment)
+            self._comments.start()
         try:
-            await self._try_replicas(ticket, send)
+            await self._try_replicas(ticket)
         finally:
-            if not self._started:
+            if not self._begun:
                 ticket.charge.settle(0)
 
-    async def _try_replicas(self, ticket: Ticket, send: Send) -> None:
+    async def _comment(self) -> None:
+        """The stream has been silent for long: say that it lives, in status 200 from now on."""
+        if not self._committed:
+            self._committed = True
+            start = {"status": 200, "headers": _COMMITTED_HEADERS}
+            await self._send({"type": "http.response.start", **start})
+        await self._send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+
+    async def _try_replicas(self, ticket: Ticket) -> None:
         """Answer from the first replica that can, as long as none has sent an event."""
         relay, call = self._relay, self._call
-        body = with_rid(call.prompt.text, call.record.rid)
+        body = with_rid(call.prompt.text, call.record.rid, SPEC_FIELD if call.details else b"")
         tried: list[Replica] = []
         told: errors.ApiError | None = None
         while True:
@@ -151,13 +196,15 @@ class RelayResponse(Response):
             call.record.replica, call.record.attempts = replica.url, len(tried)
             with ticket.grant:
                 try:
-                    await self._try(ticket, body, send)
+                    await self._try(ticket, body)
                     return
                 except ReplicaError as failure:
-                    if self._started:
+                    if self._begun:
                         message = "The replica went away in the middle of the answer."
                         raise errors.stream_interrupted(message) from failure
                     failed = relay.failed(failure.kind)
+                    if failure.kind == "first_byte_timeout":  # the time of all attempts is up
+                        raise failed from failure
                 except errors.ApiError as error:
                     if not worth_another_replica(error):
                         raise
@@ -172,42 +219,72 @@ class RelayResponse(Response):
                 raise told from None
             relay.metrics.retries.inc()
 
-    async def _try(self, ticket: Ticket, body: Body, send: Send) -> None:
-        config, call, replica = self._relay.config, self._call, ticket.grant.replica
-        async with Exchange(
-            replica, call.record.rid, config.first_byte_timeout, config.idle_timeout
-        ) as exchange:
+    async def _try(self, ticket: Ticket, body: Body) -> None:
+        call, replica = self._call, ticket.grant.replica
+        sent = self._loop.time()
+        idle = self._relay.config.idle_timeout
+        tail = Tail()
+        async with Exchange(replica, call.record.rid, self._deadline, idle) as exchange:
             head = await exchange.begin(call.path, body, call.headers)
             if head.error is not None:
                 replica.count_error("refused")
                 raise from_replica(head.error, head.status, call.prompt.inspection.names, replica)
-            self._started = True
+            self._begun = True
             ticket.grant.reservation.prefilled()
-            usage = _UsageReader(ticket)
-            usage.read(head.first)
+            call.record.note_first_event(self._loop.time() - sent)
+            tail.add(head.first)
             if not head.streaming:
-                await _send_whole(send, head)
+                await self._send_whole(head, ticket, tail)
                 return
+            try:
+                await self._send_stream(head, exchange, tail)
+            finally:
+                self._note_usage(ticket, tail)
+
+    async def _send_stream(self, head: Head, exchange: Exchange, tail: Tail) -> None:
+        send, comments, call = self._send, self._comments, self._call
+        if not self._committed:
+            self._committed = True
             await _send_start(send, head)
-            await send({"type": "http.response.body", "body": head.first, "more_body": True})
-            while (piece := await exchange.next_piece()) is not None:
-                usage.read(piece)
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        piece: bytes | None = head.first
+        while piece is not None:
+            if call.details and exchange.done:
+                field = details(call.record, tail.numbers())
+                piece = with_chunk(piece, call.prompt.inspection.model, field)
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            if comments is not None:
+                comments.said = exchange.asked
+            piece = await exchange.next_piece()
+            if piece is not None:
+                tail.add(piece)
         await send({"type": "http.response.body", "body": b""})
 
+    async def _send_whole(self, head: Head, ticket: Ticket, tail: Tail) -> None:
+        numbers = self._note_usage(ticket, tail)
+        body = head.first
+        if self._call.details:
+            body = with_field(body, details(self._call.record, numbers))
+        if self._committed:  # a replica that answers a stream's request with a whole answer
+            raise errors.bad_upstream_answer("The replica gave no stream.")
+        self._committed = True
+        length = (b"content-length", b"%d" % len(body))
+        headers = [*headers_downstream(head.headers), length]
+        await self._send({"type": "http.response.start", "status": head.status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body})
 
-class _UsageReader:
-    """Settles what a key was charged by the usage that the answer tells, where it matters."""
+    def _note_usage(self, ticket: Ticket, tail: Tail) -> dict[str, float]:
+        """Settle what the key was charged by the usage that the answer tells, if it does."""
+        numbers = tail.numbers()
+        prompt, completion = numbers.get("prompt_tokens"), numbers.get("completion_tokens")
+        if prompt is not None and completion is not None:
+            record = self._call.record
+            record.prompt_tokens, record.completion_tokens = int(prompt), int(completion)
+            ticket.charge.settle(int(prompt + completion))
+        return numbers
 
-    def __init__(self, ticket: Ticket) -> None:
-        self._charge = ticket.charge
 
-    def read(self, piece: bytes) -> None:
-        if self._charge.matters and b'"completion_tokens"' in piece:
-            completion = _COMPLETION_TOKENS.findall(piece)
-            prompt = _PROMPT_TOKENS.findall(piece)
-            if completion and prompt:
-                self._charge.settle(int(completion[-1]) + int(prompt[-1]))
+async def _nowhere(_: object) -> None:
+    """Stands for ``send`` until there is one."""
 
 
 async def _client_leaves(receive: Receive) -> None:
@@ -221,12 +298,5 @@ async def _send_start(send: Send, head: Head) -> None:
         for name, value in headers_downstream(head.headers)
         if name != b"cache-control"
     ]
-    start: Mapping[str, object] = {"status": head.status, "headers": kept + _STREAM_HEADERS}
-    await send({"type": "http.response.start", **start})
-
-
-async def _send_whole(send: Send, head: Head) -> None:
-    length = (b"content-length", str(len(head.first)).encode())
-    headers = [*headers_downstream(head.headers), length]
+    headers = kept + _STREAM_HEADERS
     await send({"type": "http.response.start", "status": head.status, "headers": headers})
-    await send({"type": "http.response.body", "body": head.first})

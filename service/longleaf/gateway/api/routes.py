@@ -1,14 +1,17 @@
 """The public routes."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from longleaf.gateway.api import errors
 from longleaf.gateway.api.admission import AdmissionAnswer, dry_answer
-from longleaf.gateway.api.answers import headers_upstream
+from longleaf.gateway.api.answers import ErrorResponse, headers_upstream
 from longleaf.gateway.api.body import read_body
+from longleaf.gateway.api.details import wanted
 from longleaf.gateway.api.refusals import REFUSALS, refusal
 from longleaf.gateway.api.relay import Call, Relay, RelayResponse
 from longleaf.gateway.api.schemas import (
@@ -65,29 +68,60 @@ def _generation(schema: type[GenerationRequest], what: str) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """A route that generates, as an ASGI application of its own.
+
+    FastAPI's way to an endpoint costs as much as all that is done there: requests that generate
+    take this one. The route's declaration stays FastAPI's.
+    """
+
+    relay: Relay
+    route: Route
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        try:
+            response: Response = await self.respond(scope, receive)
+        except errors.ApiError as error:
+            response = ErrorResponse(error)
+        await response(scope, receive, send)
+
+    async def respond(self, scope: Scope, receive: Receive) -> Response:
+        """Read the body; the answer is yet to run. ``ApiError``."""
+        prompt = await _read(self.relay, self.route, scope, receive)
+        record: RequestRecord = scope["longleaf.record"]
+        headers = headers_upstream(scope["headers"], record.request_id)
+        details = wanted(scope["headers"])
+        call = Call(scope["path"], prompt, headers, record, scope["longleaf.key"], details)
+        return RelayResponse(self.relay, call)
+
+
+async def _read(relay: Relay, route: Route, scope: Scope, receive: Receive) -> Prompt:
+    record: RequestRecord = scope["longleaf.record"]
+    config = relay.config
+    text = await read_body(scope, receive, config.max_body_bytes, config.body_timeout)
+    record.body_bytes = len(text)
+    try:
+        prompt = await relay.intake.reader.read(text, route)
+    except REFUSALS as error:
+        raise refusal(error, "", config.health_interval) from None
+    record.stream = prompt.inspection.stream
+    record.model = prompt.inspection.model[:200]
+    return prompt
+
+
+def make_direct(relay: Relay) -> Mapping[str, ASGIApp]:
+    """What answers a POST to a path that generates."""
+    return {
+        "/v1/chat/completions": Generate(relay, "chat_completions"),
+        "/v1/completions": Generate(relay, "completions"),
+    }
+
+
 def make_router(relay: Relay) -> APIRouter:
     """The routes over one ``Relay``."""
     router = APIRouter(redirect_slashes=False)
-
-    async def read(request: Request, route: Route) -> Prompt:
-        record: RequestRecord = request.scope["longleaf.record"]
-        config = relay.config
-        text = await read_body(request, config.max_body_bytes, config.body_timeout)
-        record.body_bytes = len(text)
-        try:
-            prompt = await relay.intake.reader.read(text, route)
-        except REFUSALS as error:
-            raise refusal(error, "", config.health_interval) from None
-        record.stream = prompt.inspection.stream
-        record.model = prompt.inspection.model[:200]
-        return prompt
-
-    async def generate(request: Request, route: Route) -> Response:
-        prompt = await read(request, route)
-        record: RequestRecord = request.scope["longleaf.record"]
-        headers = headers_upstream(request.scope["headers"], record.request_id)
-        key = request.scope["longleaf.key"]
-        return RelayResponse(relay, Call(request.url.path, prompt, headers, record, key))
 
     all_errors = _errors(400, 401, 404, 408, 413, 429, 500, 502, 503, 504)
 
@@ -100,7 +134,7 @@ def make_router(relay: Relay) -> APIRouter:
     )
     async def chat_completions(request: Request) -> Response:
         """Answer a chat. Fields that are not listed go to the engine untouched."""
-        return await generate(request, "chat_completions")
+        return await Generate(relay, "chat_completions").respond(request.scope, request.receive)
 
     @router.post(
         "/v1/completions",
@@ -111,7 +145,7 @@ def make_router(relay: Relay) -> APIRouter:
     )
     async def completions(request: Request) -> Response:
         """Continue a prompt. Fields that are not listed go to the engine untouched."""
-        return await generate(request, "completions")
+        return await Generate(relay, "completions").respond(request.scope, request.receive)
 
     @router.post(
         "/v1/admission",
@@ -121,7 +155,7 @@ def make_router(relay: Relay) -> APIRouter:
     )
     async def admission(request: Request) -> AdmissionAnswer:
         """Say what would happen to a chat completion or completion now. Runs nothing."""
-        prompt = await read(request, "admission")
+        prompt = await _read(relay, "admission", request.scope, request.receive)
         return await dry_answer(relay.intake, prompt, request.scope["longleaf.key"], relay.config)
 
     @router.get("/v1/models", summary="Models", responses=_errors(401, 503))

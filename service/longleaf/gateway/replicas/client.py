@@ -1,117 +1,121 @@
-"""HTTP client of one replica: its own connection pool, time-outs and errors.
+"""HTTP client of one replica: its own connections, time-outs and errors.
 
-One pool a replica, so that a hung replica can hold nobody else's connections.
+One set of connections a replica, so that a hung replica can hold nobody else's.
 """
 
 import asyncio
 import json
-from collections.abc import Sequence
-from typing import Any, Literal
+import ssl
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import urlsplit
 
-import aiohttp
-from aiohttp.abc import AbstractStreamWriter
-from aiohttp.payload import Payload
+from longleaf.gateway.replicas.connection import (
+    Body,
+    Connection,
+    FailureKind,
+    RawHeaders,
+    ReplicaError,
+)
 
-FailureKind = Literal[
-    "connect", "disconnected", "first_byte_timeout", "idle_timeout", "bad_answer", "ended_early"
-]
+__all__ = ["Body", "FailureKind", "RawHeaders", "ReplicaClient", "ReplicaError"]
 
 _KEEPALIVE_SECONDS = 3.0
 """Idle connections are dropped before the replica's server does it (uvicorn: 5 s), so that a
 request does not meet a connection that is just being closed."""
 
 
-_PIECE_BYTES = 256 * 1024
-
-Body = Sequence[bytes | memoryview]
-"""A body in parts, in order."""
-
-
-class ReplicaError(Exception):
-    """An exchange with a replica that did not end in a whole answer."""
-
-    def __init__(self, kind: FailureKind, message: str) -> None:
-        super().__init__(message)
-        self.kind = kind
-
-
-class JsonBody(Payload):
-    """A request body that is already JSON text (aiohttp warns of large plain ``bytes``)."""
-
-    def __init__(self, parts: Body) -> None:
-        super().__init__(parts, content_type="application/json")
-        self._size = sum(len(part) for part in parts)
-        self._autoclose = True
-
-    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        """The body as text."""
-        return b"".join(self._value).decode(encoding, errors)
-
-    async def write(self, writer: AbstractStreamWriter) -> None:
-        """Write the whole body, a piece at a time: a long one must not hold up the event loop."""
-        for part in self._value:
-            whole = memoryview(part)
-            for start in range(0, len(whole), _PIECE_BYTES):
-                await writer.write(whole[start : start + _PIECE_BYTES])
-
-
-def as_failure(error: Exception, url: str) -> ReplicaError:
-    """Name the kind of an aiohttp or socket error."""
-    if isinstance(error, aiohttp.ConnectionTimeoutError | aiohttp.ClientConnectorError):
-        return ReplicaError("connect", f"cannot connect to {url}: {error}")
-    if isinstance(error, aiohttp.ClientConnectionError | aiohttp.ClientPayloadError | OSError):
-        return ReplicaError("disconnected", f"{url} closed the connection: {error}")
-    return ReplicaError("bad_answer", f"{url} did not answer in HTTP: {error}")
-
-
 class ReplicaClient:
-    """Requests to one replica. Must be made inside the event loop; ``close`` ends the pool."""
+    """Requests to one replica. Must be made inside the event loop; ``close`` ends its connections.
 
-    def __init__(self, url: str, connect_timeout: float, api_key: str | None) -> None:
+    ``tls``: how to speak to an ``https`` replica; by default the system's trust store decides.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        connect_timeout: float,
+        api_key: str | None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.url = url
-        headers = {"accept-encoding": "identity"}
+        parts = urlsplit(url)
+        self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if self._tls else 80)
+        self._prefix = parts.path.rstrip("/").encode()
+        self._connect_timeout = connect_timeout
+        fixed = [(b"host", parts.netloc.encode()), (b"accept-encoding", b"identity")]
         if api_key is not None:
-            headers["authorization"] = f"Bearer {api_key}"
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            headers=headers,
-            skip_auto_headers=("User-Agent", "Accept"),
-            auto_decompress=False,
-        )
+            fixed.append((b"authorization", f"Bearer {api_key}".encode()))
+        self._fixed = _lines(fixed)
+        self._idle: list[Connection] = []
+        self._open: set[Connection] = set()
+        self._sweep: asyncio.TimerHandle | None = None
 
-    async def post(
-        self, path: str, body: Body, headers: Sequence[tuple[str, str]]
-    ) -> aiohttp.ClientResponse:
-        """Send a request; returns when the answer's headers are there. The caller closes it."""
-        try:
-            return await self._session.post(
-                self.url + path, data=JsonBody(body), headers=headers, allow_redirects=False
-            )
-        except (aiohttp.ClientError, OSError) as error:
-            raise as_failure(error, self.url) from error
+    @property
+    def connections(self) -> int:
+        """Connections that are in use."""
+        return len(self._open) - len(self._idle)
+
+    async def begin(
+        self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]], body: Body
+    ) -> Connection:
+        """Send a request; returns when the answer's head is there. ``end`` takes the connection.
+
+        A kept connection that the replica closed meanwhile is replaced by a fresh one for a GET;
+        anything else might have been begun.
+        """
+        size = sum(len(part) for part in body)
+        length = b"" if method == "GET" else b"content-length: %d\r\n" % size
+        line = b"%b %b%b HTTP/1.1\r\n" % (method.encode(), self._prefix, path.encode())
+        head = b"".join((line, self._fixed, _lines(headers), length, b"\r\n"))
+        while True:
+            connection = await self._take()
+            try:
+                await connection.ask(head, body)
+                await connection.read_head()
+            except ReplicaError as error:
+                self.end(connection)
+                stale = connection.reused and not connection.answered
+                if method != "GET" or error.kind != "disconnected" or not stale:
+                    raise
+            except BaseException:
+                self.end(connection)
+                raise
+            else:
+                return connection
+
+    def end(self, connection: Connection) -> None:
+        """The exchange is over: keep the connection if that is possible."""
+        if not connection.reusable:
+            self._open.discard(connection)
+            connection.close()
+            return
+        connection.idle_since = asyncio.get_running_loop().time()
+        self._idle.append(connection)
+        if self._sweep is None:
+            loop = asyncio.get_running_loop()
+            self._sweep = loop.call_later(_KEEPALIVE_SECONDS, self._drop_old)
 
     async def fetch(
         self, method: str, path: str, limit: float, body: bytes | None = None
     ) -> tuple[int, bytes]:
         """One small request in at most ``limit`` seconds: status and body."""
+        headers = [] if body is None else [(b"content-type", b"application/json")]
         try:
             async with asyncio.timeout(limit):
-                return await self._fetch(method, path, body)
+                connection = await self.begin(method, path, headers, (body or b"",))
+                try:
+                    parts = []
+                    while part := await connection.read():
+                        parts.append(part)
+                finally:
+                    self.end(connection)
         except TimeoutError as error:
             message = f"{self.url}{path} did not answer in {limit:g} s"
             raise ReplicaError("first_byte_timeout", message) from error
-
-    async def _fetch(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-        data = None if body is None else JsonBody((body,))
-        try:
-            async with self._session.request(
-                method, self.url + path, data=data, allow_redirects=False
-            ) as response:
-                return response.status, await response.read()
-        except (aiohttp.ClientError, OSError) as error:
-            raise as_failure(error, self.url) from error
+        return connection.status, b"".join(parts)
 
     async def fetch_json(
         self, method: str, path: str, limit: float, body: bytes | None = None
@@ -127,4 +131,49 @@ class ReplicaClient:
 
     async def close(self) -> None:
         """Close every connection."""
-        await self._session.close()
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for connection in tuple(self._open):
+            connection.close()
+        self._open.clear()
+        self._idle.clear()
+        await asyncio.sleep(0)  # the event loop closes the sockets on its next turn
+
+    async def _take(self) -> Connection:
+        oldest = asyncio.get_running_loop().time() - _KEEPALIVE_SECONDS
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.lost and connection.idle_since >= oldest:
+                return connection
+            self._open.discard(connection)
+            connection.close()
+        return await self._connect()
+
+    async def _connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                _, connection = await loop.create_connection(
+                    lambda: Connection(self.url), self._host, self._port, ssl=self._tls
+                )
+        except TimeoutError as error:
+            message = f"cannot connect to {self.url} in {self._connect_timeout:g} s"
+            raise ReplicaError("connect", message) from error
+        except (OSError, ssl.SSLError) as error:
+            raise ReplicaError("connect", f"cannot connect to {self.url}: {error}") from error
+        self._open.add(connection)
+        return connection
+
+    def _drop_old(self) -> None:
+        loop = asyncio.get_running_loop()
+        oldest = loop.time() - _KEEPALIVE_SECONDS
+        old = [one for one in self._idle if one.lost or one.idle_since <= oldest]
+        for connection in old:
+            self._open.discard(connection)
+            connection.close()
+        self._idle = [one for one in self._idle if one not in old]
+        self._sweep = loop.call_later(_KEEPALIVE_SECONDS, self._drop_old) if self._idle else None
+
+
+def _lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    return b"".join(b"%b: %b\r\n" % header for header in headers)

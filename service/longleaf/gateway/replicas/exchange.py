@@ -2,14 +2,12 @@
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-import aiohttp
-
-from longleaf.gateway.replicas.client import Body, ReplicaError, as_failure
+from longleaf.gateway.replicas.connection import Body, Connection, RawHeaders, ReplicaError
 from longleaf.gateway.replicas.replica import Replica
 
 _MAX_HELD_BYTES = 8 * 2**20
@@ -21,7 +19,7 @@ class Head:
     """The start of an answer: enough to choose the client's status."""
 
     status: int
-    headers: list[tuple[bytes, bytes]]
+    headers: RawHeaders
     first: bytes
     """A stream's events up to the first that carries data; otherwise the whole body."""
     streaming: bool
@@ -30,28 +28,42 @@ class Head:
 
 
 class Exchange:
-    """Async context manager: leaving it closes the upstream answer, whatever happened.
+    """Async context manager: leaving it ends the upstream answer, whatever happened.
 
     An answer that was not read to its end is aborted on the replica, which stops within a step.
+    Times in seconds: ``deadline`` is the loop time by which the first event must have come,
+    ``idle_timeout`` the longest wait for each further one.
     """
 
-    def __init__(
-        self, replica: Replica, rid: str, first_byte_timeout: float, idle_timeout: float
-    ) -> None:
+    def __init__(self, replica: Replica, rid: str, deadline: float, idle_timeout: float) -> None:
         self._replica = replica
         self._rid = rid
-        self._first_byte_timeout = first_byte_timeout
+        self._deadline = deadline
         self._idle_timeout = idle_timeout
-        self._response: aiohttp.ClientResponse | None = None
+        self._loop = asyncio.get_running_loop()
+        self._connection: Connection | None = None
+        self._beginning: asyncio.Task[Any] | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        self._hung: ReplicaError | None = None
         self._held = b""
+        self._asked = 0.0
         self._started = False
         self._sent = False
         self._done = False
         self._complete = False
 
+    @property
+    def done(self) -> bool:
+        """Whether the latest piece ended with ``[DONE]``."""
+        return self._done
+
+    @property
+    def asked(self) -> float:
+        """Loop time at which the latest piece was asked for."""
+        return self._asked
+
     async def __aenter__(self) -> "Exchange":
-        self._replica.in_flight += 1
-        self._replica.waiting += 1
+        self._replica.enter(self)
         return self
 
     async def __aexit__(
@@ -60,14 +72,11 @@ class Exchange:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._replica.in_flight -= 1
-        if not self._started:
-            self._replica.waiting -= 1
-        if self._response is not None:
-            if self._complete:
-                self._response.release()
-            else:
-                self._response.close()
+        self._replica.leave(self)
+        if self._idle is not None:
+            self._idle.cancel()
+        if self._connection is not None:
+            self._replica.client.end(self._connection)
         if self._complete:
             self._replica.rate.completed()
         elif self._sent:
@@ -75,36 +84,52 @@ class Exchange:
         if isinstance(error, ReplicaError):
             self._replica.count_error(error.kind)
             if error.kind != "idle_timeout":
-                self._replica.note_failure(str(error))
+                self._replica.note_failed_request(str(error))
 
-    async def begin(self, path: str, body: Body, headers: Sequence[tuple[str, str]]) -> Head:
+    def give_up(self, error: ReplicaError) -> None:
+        """The replica is hung: stop waiting for its first event."""
+        if self._beginning is not None and self._hung is None:
+            self._hung = error
+            self._beginning.cancel()
+
+    async def begin(self, path: str, body: Body, headers: Iterable[tuple[bytes, bytes]]) -> Head:
         """Send the request and wait for the first event (or the whole body, if it is no stream)."""
         self._sent = True
+        self._beginning = asyncio.current_task()
+        began = self._loop.time()
         try:
-            async with asyncio.timeout(self._first_byte_timeout):
-                response = await self._replica.client.post(path, body, headers)
-                self._response = response
-                streaming = response.status == 200 and (
-                    response.content_type == "text/event-stream"
-                )
+            async with asyncio.timeout_at(self._deadline):
+                connection = await self._replica.client.begin("POST", path, headers, body)
+                self._connection = connection
+                kind = next((v for name, v in connection.headers if name == b"content-type"), b"")
+                streaming = connection.status == 200 and kind.startswith(b"text/event-stream")
                 first = await (self._first_event() if streaming else self._whole_body())
         except TimeoutError as error:
-            message = f"{self._replica.url} sent nothing for {self._first_byte_timeout:g} s"
+            seconds = self._loop.time() - began
+            message = f"{self._replica.url} sent nothing for {seconds:.3g} s"
             raise ReplicaError("first_byte_timeout", message) from error
+        except asyncio.CancelledError:
+            task, hung = asyncio.current_task(), self._hung
+            if hung is None or task is None or task.uncancel() > 0:
+                raise
+            raise hung from None
         except ReplicaError as failure:
             self._sent = failure.kind != "connect"
             raise
-        if not 200 <= response.status < 300 and response.status < 400:
-            message = f"{self._replica.url} answered with status {response.status}"
+        finally:
+            self._beginning = None
+        if not 200 <= connection.status < 300 and connection.status < 400:
+            message = f"{self._replica.url} answered with status {connection.status}"
             raise ReplicaError("bad_answer", message)
         self._started = True
-        self._replica.waiting -= 1
+        self._replica.begun(self)
         self._replica.note_alive()
-        raw = [(name.lower(), value) for name, value in response.raw_headers]
-        found = _stream_error(first) if streaming else _body_error(response.status, first)
+        found = _stream_error(first) if streaming else _body_error(connection.status, first)
         if found is not None:  # nothing of ours runs there
             self._sent = self._complete = False
-        return Head(response.status, raw, first, streaming, found)
+        elif streaming:
+            self._watch_silence()
+        return Head(connection.status, connection.headers, first, streaming, found)
 
     async def next_piece(self) -> bytes | None:
         """The next whole events as they came; ``None`` after the end of a stream with ``[DONE]``.
@@ -112,18 +137,42 @@ class Exchange:
         Part of an event waits for its rest: it is no use to a client, and after it no error event
         could be told. Raises ``ReplicaError`` for silence, a cut, or an end without ``[DONE]``.
         """
+        assert self._connection is not None
+        self._asked = self._loop.time()
         while True:
-            chunk = await self._next_chunk()
+            try:
+                chunk = await self._connection.read()
+            except ReplicaError:
+                if not self._done:
+                    raise
+                chunk = b""
             if not chunk:
                 return self._last_piece()
             piece = self._whole_events(chunk)
             if piece:
+                self._replica.alive_at = self._asked
                 return piece
 
+    def _watch_silence(self) -> None:
+        """Look now and then whether the replica has been silent for too long: a timer for each
+        piece would cost more than the piece.
+        """
+        connection = self._connection
+        assert connection is not None
+        due = self._asked + self._idle_timeout
+        now = self._loop.time()
+        if connection.waiting and self._asked and now >= due:
+            message = f"{self._replica.url} was silent for {self._idle_timeout:g} s"
+            connection.fail(ReplicaError("idle_timeout", message))
+            return
+        due = due if due > now else now + self._idle_timeout
+        self._idle = self._loop.call_at(due, self._watch_silence)
+
     async def _first_event(self) -> bytes:
+        assert self._connection is not None
         collected = b""
         while True:
-            chunk = await self._read()
+            chunk = await self._connection.read()
             if not chunk:
                 raise ReplicaError("ended_early", f"{self._replica.url} ended before an event")
             collected += self._whole_events(chunk)
@@ -131,32 +180,12 @@ class Exchange:
                 return collected
 
     async def _whole_body(self) -> bytes:
+        assert self._connection is not None
         parts = []
-        while chunk := await self._read():
+        while chunk := await self._connection.read():
             parts.append(chunk)
         self._complete = self._done = True
         return b"".join(parts)
-
-    async def _next_chunk(self) -> bytes:
-        try:
-            async with asyncio.timeout(self._idle_timeout):
-                return await self._read()
-        except TimeoutError as error:
-            if self._done:
-                return b""
-            message = f"{self._replica.url} was silent for {self._idle_timeout:g} s"
-            raise ReplicaError("idle_timeout", message) from error
-        except ReplicaError:
-            if self._done:
-                return b""
-            raise
-
-    async def _read(self) -> bytes:
-        assert self._response is not None
-        try:
-            return await self._response.content.readany()
-        except (aiohttp.ClientError, OSError) as error:
-            raise as_failure(error, self._replica.url) from error
 
     def _whole_events(self, chunk: bytes) -> bytes:
         data = self._held + chunk if self._held else chunk

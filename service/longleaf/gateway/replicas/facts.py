@@ -1,7 +1,7 @@
 """What a replica says about itself: models and the lengths it can take."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -52,11 +52,12 @@ class ReplicaFacts:
 
     models: tuple[Mapping[str, Any], ...]
     limits: ReplicaLimits
+    model_names: frozenset[str] = field(init=False)
+    """Names that requests may use."""
 
-    @property
-    def model_names(self) -> frozenset[str]:
-        """Names that requests may use."""
-        return frozenset(str(model["id"]) for model in self.models)
+    def __post_init__(self) -> None:
+        names = frozenset(str(model["id"]) for model in self.models)
+        object.__setattr__(self, "model_names", names)
 
 
 def parse_facts(models: object, server_info: object) -> ReplicaFacts:

@@ -19,7 +19,9 @@ async def watch(replica: Replica, config: GatewayConfig) -> None:
     again before it is ready again: it may have returned with a smaller KV pool.
     """
     learnt = -float("inf")
+    loop = asyncio.get_running_loop()
     while True:
+        began = loop.time()
         try:
             await _check_health(replica, config.health_timeout)
             age = time.monotonic() - learnt
@@ -31,12 +33,15 @@ async def watch(replica: Replica, config: GatewayConfig) -> None:
                     await replica.learn_load(config.health_timeout)
         except ReplicaError as failure:
             replica.count_error("health")
-            replica.note_failure(str(failure))
+            busy = failure.kind == "first_byte_timeout" and replica.alive_at > began
+            if not busy:  # requests that got tokens meanwhile prove more than a late answer
+                replica.note_failure(str(failure))
         except Exception:
             logger.exception("health check of %s", replica.url)
             replica.note_failure("the health check itself failed")
         else:
             replica.note_success()
+        replica.end_waiting(config.hang_timeout)
         await asyncio.sleep(config.health_interval if replica.ready else config.recovery_interval)
 
 

@@ -1,16 +1,25 @@
 """The list of replicas: starts and stops their clients and health checks."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import logging
+import ssl
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, get_args
 
 from longleaf.gateway.config import GatewayConfig
+from longleaf.gateway.replicas.breaker import CircuitBreaker
 from longleaf.gateway.replicas.budget import ReplicaBudget, Rules
 from longleaf.gateway.replicas.client import ReplicaClient
+from longleaf.gateway.replicas.discovery import Discovery, make_discovery
 from longleaf.gateway.replicas.health import watch
 from longleaf.gateway.replicas.load_watch import expose, watch_loads
-from longleaf.gateway.replicas.replica import Replica
+from longleaf.gateway.replicas.replica import Replica, ReplicaState
 from longleaf.metrics import GatewayMetrics
+
+logger = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 0.2
 
 
 def rules(config: GatewayConfig) -> Rules:
@@ -24,19 +33,32 @@ def rules(config: GatewayConfig) -> Rules:
 
 
 class ReplicaRegistry:
-    """A static list of replicas. ``start`` inside the event loop, ``close`` at the end."""
+    """The replicas that discovery reports. ``start`` inside the event loop, ``close`` at the end.
 
-    def __init__(self, config: GatewayConfig, metrics: GatewayMetrics) -> None:
+    A replica that discovery no longer reports gets nothing new; what runs on it may end.
+    """
+
+    def __init__(
+        self, config: GatewayConfig, metrics: GatewayMetrics, discovery: Discovery | None = None
+    ) -> None:
         self._config = config
         self._metrics = metrics
+        self._discovery = discovery or make_discovery(config, metrics)
+        key = config.upstream_api_key
+        self._secret = None if key is None else key.get_secret_value()
+        self._tls = None
+        if config.upstream_ca_file is not None:
+            self._tls = ssl.create_default_context(cafile=config.upstream_ca_file)
         self._replicas: list[Replica] = []
-        self._watches: list[asyncio.Task[None]] = []
+        self._watches: dict[Replica, list[asyncio.Task[None]]] = {}
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._finding: asyncio.Task[None] | None = None
         self.changed: Callable[[], None] = lambda: None
         """Called when a replica may have room again."""
 
     @property
     def replicas(self) -> Sequence[Replica]:
-        """All replicas, in the order of the configuration."""
+        """All replicas, those that came first first."""
         return self._replicas
 
     def ready(self) -> list[Replica]:
@@ -53,30 +75,79 @@ class ReplicaRegistry:
         return list(cards.values())
 
     async def start(self) -> None:
-        """Open a client for each replica and begin to check its health."""
+        """Begin to find replicas, and to check the health of each."""
+        self._finding = asyncio.create_task(self._find())
+
+    async def _find(self) -> None:
+        try:
+            await self._discovery.run(self.set_urls)
+        except Exception:
+            logger.exception("discovery ended")
+            raise
+
+    def set_urls(self, urls: Collection[str]) -> None:
+        """From now on, exactly these are the replicas."""
+        known = {replica.url for replica in self._replicas}
+        for replica in [one for one in self._replicas if one.url not in urls]:
+            self._replicas.remove(replica)
+            task = asyncio.create_task(self._retire(replica))
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
+        for url in urls:
+            if url not in known:
+                self._add(url)
+        self.changed()
+
+    def _add(self, url: str) -> None:
         config = self._config
-        key = config.upstream_api_key
-        secret = None if key is None else key.get_secret_value()
-        for url in config.replicas:
-            client = ReplicaClient(url, config.connect_timeout, secret)
-            replica = Replica(
-                url,
-                client,
-                self._metrics,
-                config.unhealthy_after,
-                config.healthy_after,
-                ReplicaBudget(rules(config), lambda: self.changed()),
-            )
-            self._replicas.append(replica)
-            self._watches.append(asyncio.create_task(watch(replica, config)))
-            expose(replica, self._metrics)
-            loads = watch_loads(replica, config.loads_interval)
-            self._watches.append(asyncio.create_task(loads))
+        replica = Replica(
+            url,
+            ReplicaClient(url, config.connect_timeout, self._secret, self._tls),
+            self._metrics,
+            config.unhealthy_after,
+            config.healthy_after,
+            ReplicaBudget(rules(config), lambda: self.changed()),
+            CircuitBreaker(config.breaker_failures, config.breaker_pause),
+            config.max_connections,
+        )
+        self._replicas.append(replica)
+        expose(replica, self._metrics)
+        for state in get_args(ReplicaState):
+            gauge = self._metrics.replica_state.labels(url, state)
+            gauge.set_function(partial(_is, replica, state))
+        self._watches[replica] = [
+            asyncio.create_task(watch(replica, config)),
+            asyncio.create_task(watch_loads(replica, config.loads_interval)),
+        ]
+        logger.info("replica found", extra={"fields": {"replica": url}})
+
+    async def _retire(self, replica: Replica) -> None:
+        """Let what runs end, up to the drain limit."""
+        replica.draining = True
+        logger.info("replica leaves", extra={"fields": {"replica": replica.url}})
+        await _end(self._watches.pop(replica))
+        deadline = asyncio.get_running_loop().time() + self._config.drain_timeout
+        while replica.in_flight and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_SECONDS)
+        await replica.close()
+        if all(other.url != replica.url for other in self._replicas):
+            self._metrics.forget_replica(replica.url)
 
     async def close(self) -> None:
-        """Stop the health checks, deliver pending aborts, close every connection."""
-        for task in self._watches:
-            task.cancel()
-        await asyncio.gather(*self._watches, return_exceptions=True)
+        """Stop finding and checking, deliver pending aborts, close every connection."""
+        tasks = [task for watches in self._watches.values() for task in watches]
+        if self._finding is not None:
+            tasks.append(self._finding)
+        await _end([*tasks, *self._retiring])
         for replica in self._replicas:
             await replica.close()
+
+
+def _is(replica: Replica, state: ReplicaState) -> float:
+    return float(replica.state == state)
+
+
+async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -3,17 +3,30 @@
 import asyncio
 import json
 import logging
+from typing import Literal, Protocol
 
+from longleaf.gateway.replicas.breaker import CircuitBreaker
 from longleaf.gateway.replicas.budget import ReplicaBudget
 from longleaf.gateway.replicas.client import ReplicaClient, ReplicaError
 from longleaf.gateway.replicas.facts import ReplicaFacts, parse_facts
-from longleaf.gateway.replicas.loads import parse_loads, restarted
+from longleaf.gateway.replicas.loads import LoadReport, parse_loads, restarted
 from longleaf.gateway.replicas.throughput import CompletionRate
 from longleaf.metrics import GatewayMetrics
 
 logger = logging.getLogger(__name__)
 
 _ABORT_SECONDS = 5.0
+_MAX_CONNECTIONS = 1024
+
+ReplicaState = Literal["starting", "ready", "unhealthy", "circuit_open", "draining"]
+
+
+class Waiter(Protocol):
+    """A request that waits for its first event."""
+
+    def give_up(self, error: ReplicaError) -> None:
+        """Stop waiting."""
+        ...
 
 
 class Replica:
@@ -30,15 +43,24 @@ class Replica:
         unhealthy_after: int,
         healthy_after: int,
         budget: ReplicaBudget,
+        breaker: CircuitBreaker | None = None,
+        max_connections: int = _MAX_CONNECTIONS,
     ) -> None:
         self.url = url
+        self.breaker = breaker or CircuitBreaker()
+        self.draining = False
+        """Whether it is on its way out: what runs may end, nothing new comes."""
+        self.cache_age = 0
+        """Changes whenever its prefix cache may have been lost."""
+        self.alive_at = asyncio.get_running_loop().time()
+        """Loop time of its latest sign of life."""
+        self._max_connections = max_connections
+        self._pending: set[Waiter] = set()
         self.budget = budget
         self.client = client
         self.facts: ReplicaFacts | None = None
         self.rate = CompletionRate()
         self.in_flight = 0
-        self.waiting = 0
-        """Requests in flight that have had no event yet."""
         self._metrics = metrics
         self._unhealthy_after = unhealthy_after
         self._healthy_after = healthy_after
@@ -50,19 +72,72 @@ class Replica:
         metrics.replica_ready.labels(url).set(0)
 
     @property
+    def waiting(self) -> int:
+        """Requests in flight that have had no event yet."""
+        return len(self._pending)
+
+    @property
     def ready(self) -> bool:
-        """Whether new requests may go here."""
-        return self._ready
+        """Whether new requests may go here, now or when there is room."""
+        return self._ready and not self.draining and self.breaker.allows
+
+    @property
+    def has_connection(self) -> bool:
+        """Whether one more request may go out to it."""
+        return self.in_flight < self._max_connections
+
+    @property
+    def state(self) -> ReplicaState:
+        """In one word."""
+        if self.draining:
+            return "draining"
+        if not self._ready:
+            return "unhealthy" if self._was_ready else "starting"
+        return "ready" if self.breaker.state == "closed" else "circuit_open"
+
+    def enter(self, request: Waiter) -> None:
+        """``request`` goes to this replica; ``leave`` must follow."""
+        self.in_flight += 1
+        self._pending.add(request)
+        self.breaker.begin(request)
+
+    def begun(self, request: Waiter) -> None:
+        """``request`` has its first event."""
+        self._pending.discard(request)
+
+    def leave(self, request: Waiter) -> None:
+        """``request`` is over."""
+        self.in_flight -= 1
+        self._pending.discard(request)
+        self.breaker.end(request)
 
     def note_success(self) -> None:
         """A health check passed and the facts are known."""
+        self.alive_at = asyncio.get_running_loop().time()
         self._streak = max(self._streak, 0) + 1
         if not self._ready and (not self._was_ready or self._streak >= self._healthy_after):
             self._set_ready(True, "passes its health checks")
 
     def note_alive(self) -> None:
         """The replica answered a request: failures before that are no longer in a row."""
+        self.alive_at = asyncio.get_running_loop().time()
+        self.breaker.succeeded()
         self._streak = max(self._streak, 0)
+
+    def note_failed_request(self, why: str) -> None:
+        """A request failed by the replica's fault."""
+        self.breaker.failed()
+        self.note_failure(why)
+
+    def end_waiting(self, limit: float) -> None:
+        """Let go of requests that wait for a replica that has given no sign of life for ``limit``
+        seconds: hung, not busy.
+        """
+        silent = asyncio.get_running_loop().time() - self.alive_at
+        if silent > limit and self._pending:
+            message = f"{self.url} has given no sign of life for {silent:.3g} s"
+            for request in tuple(self._pending):
+                request.give_up(ReplicaError("hung", message))
 
     def note_failure(self, why: str) -> None:
         """A health check, or a connection, failed."""
@@ -72,6 +147,8 @@ class Replica:
 
     def _set_ready(self, ready: bool, why: str) -> None:
         self._ready = ready
+        if not ready:
+            self.cache_age += 1
         self._was_ready = self._was_ready or ready
         self._metrics.replica_ready.labels(self.url).set(int(ready))
         level = logging.INFO if ready else logging.WARNING
@@ -116,7 +193,10 @@ class Replica:
             raise ReplicaError("bad_answer", f"{self.url}: {error}") from error
         last = self.budget.latest
         if last is not None and restarted(last, report):
+            self.cache_age += 1
             await self.learn_facts(limit)
+        if last is not None and _worked(last, report):
+            self.alive_at = asyncio.get_running_loop().time()
         self.budget.report(report, held)
 
     def count_error(self, kind: str) -> None:
@@ -147,3 +227,8 @@ class Replica:
         if self._aborts:
             await asyncio.wait(self._aborts, timeout=_ABORT_SECONDS)
         await self.client.close()
+
+
+def _worked(earlier: LoadReport, later: LoadReport) -> bool:
+    """Whether the engine computed anything between two reports."""
+    return later.prefilled_tokens > earlier.prefilled_tokens or later.decode != earlier.decode

@@ -1,0 +1,81 @@
+"""What the gateway adds to an answer on request: how it came about.
+
+Asked for by the header ``x-longleaf-details: true``. A whole answer gets a field ``longleaf``, a
+stream a last chunk without choices that has it, before ``[DONE]``.
+"""
+
+import json
+import re
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from longleaf.gateway.request_log import RequestRecord
+
+HEADER = b"x-longleaf-details"
+SPEC_FIELD = b',"return_spec_tokens_details":true'
+"""Asks the engine for its acceptance figures."""
+
+_DONE = b"data: [DONE]"
+_LAST_PIECES = 4
+_LAST_BYTES = 64 * 1024
+_NUMBERS = re.compile(
+    rb'"(prompt_tokens|completion_tokens|spec_accept_length|spec_verify_ct)": ?(\d{1,9}(?:\.\d+)?)'
+)
+
+
+def wanted(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether a request asks for it."""
+    return any(name == HEADER and value.lower() in {b"1", b"true"} for name, value in headers)
+
+
+class Tail:
+    """The last pieces of an answer: usage and acceptance figures stand there.
+
+    Nothing of an answer is parsed while it runs.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: deque[bytes] = deque(maxlen=_LAST_PIECES)
+        self.add = self._pieces.append
+        """Take in one piece."""
+
+    def numbers(self) -> dict[str, float]:
+        """The last value of each figure that was told."""
+        end = b"".join(piece[-_LAST_BYTES:] for piece in self._pieces)
+        if b'_tokens"' not in end and b'"spec_' not in end:
+            return {}
+        return {name.decode(): float(value) for name, value in _NUMBERS.findall(end)}
+
+
+def details(record: RequestRecord, numbers: Mapping[str, float]) -> dict[str, Any]:
+    """The field ``longleaf``; seconds, null where nobody knows."""
+    steps = numbers.get("spec_verify_ct")
+    return {
+        "replica": record.replica,
+        "attempts": record.attempts,
+        "queue_seconds": _rounded(record.queue_seconds),
+        "prefill_seconds": _rounded(record.prefill_seconds) if record.stream else None,
+        "commit_len": numbers.get("spec_accept_length"),
+        "steps": None if steps is None else int(steps),
+    }
+
+
+def with_field(body: bytes, field: Mapping[str, Any]) -> bytes:
+    """A JSON object's text with ``longleaf`` added; unchanged if it is none."""
+    end = body.rstrip()
+    if not end.endswith(b"}"):
+        return body
+    between = b"" if end[:-1].rstrip().endswith(b"{") else b","
+    return end[:-1] + between + b'"longleaf":' + json.dumps(field).encode() + b"}"
+
+
+def with_chunk(piece: bytes, model: str, field: Mapping[str, Any]) -> bytes:
+    """The last piece of a stream with a chunk before its ``[DONE]``."""
+    before, done, after = piece.rpartition(_DONE)
+    chunk = {"object": "chat.completion.chunk", "model": model, "choices": [], "longleaf": field}
+    return before + b"data: " + json.dumps(chunk).encode() + b"\n\n" + done + after
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)

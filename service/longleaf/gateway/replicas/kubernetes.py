@@ -1,0 +1,243 @@
+"""Follows the EndpointSlices of a Kubernetes Service: list, watch, resume, list again.
+
+The watch is resumed where it ended. After 410 Gone (the version is too old), and after any error,
+the list is read again: what happened meanwhile is in it.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import random
+import ssl
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+logger = logging.getLogger(__name__)
+
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+_WATCH_SECONDS = 240
+"""After which the server is asked to end a watch; one that stays silent longer is dead."""
+_GRACE_SECONDS = 30
+_REQUEST_SECONDS = 15
+_FIRST_PAUSE = 0.2
+_LONGEST_PAUSE = 10.0
+
+
+class WatchError(Exception):
+    """The API did not answer, or not with what was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesApi:
+    """How to reach the API server."""
+
+    url: str
+    namespace: str
+    """The gateway's own."""
+    token_file: Path | None
+    """Read at every request: tokens are renewed in place."""
+    ca_file: Path | None
+
+    @classmethod
+    def configured(
+        cls, url: str | None, token_file: Path | None, ca_file: Path | None
+    ) -> "KubernetesApi":
+        """As given; what is not given is what a pod finds in its environment.
+
+        ``ValueError`` outside a cluster where no ``url`` is given.
+        """
+        if url is None:
+            host = os.environ.get("KUBERNETES_SERVICE_HOST")
+            if not host:
+                raise ValueError("kubernetes_api is not given, and this is no pod of a cluster")
+            host = f"[{host}]" if ":" in host else host
+            url = f"https://{host}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}"
+        namespace = _ACCOUNT / "namespace"
+        return cls(
+            url.rstrip("/"),
+            namespace.read_text().strip() if namespace.is_file() else "default",
+            token_file or _existing(_ACCOUNT / "token"),
+            ca_file or _existing(_ACCOUNT / "ca.crt"),
+        )
+
+    def session(self) -> aiohttp.ClientSession:
+        """A client of the API server. ``OSError`` for a CA file that cannot be read."""
+        tls = ssl.create_default_context(cafile=self.ca_file)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_REQUEST_SECONDS)
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=tls), timeout=timeout, trust_env=False
+        )
+
+    def headers(self) -> dict[str, str]:
+        """With the service account's token as it is now."""
+        headers = {"accept": "application/json"}
+        if self.token_file is not None:
+            headers["authorization"] = f"Bearer {self.token_file.read_text().strip()}"
+        return headers
+
+
+class EndpointSlices:
+    """The base URLs behind one Service."""
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        namespace: str,
+        service: str,
+        port: str | None,
+        scheme: str,
+        note_up: Callable[[float], None] = lambda up: None,
+    ) -> None:
+        self._api = api
+        self._path = f"/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
+        self._selector = f"kubernetes.io/service-name={service}"
+        self._port = port
+        self._scheme = scheme
+        self._note_up = note_up
+        self._slices: dict[str, Mapping[str, Any]] = {}
+        self._version = ""
+        self._reported: tuple[str, ...] | None = None
+
+    async def run(self, on_change: Callable[[Collection[str]], None]) -> None:
+        """Report the set of URLs, and every change of it, for ever."""
+        pause = _FIRST_PAUSE
+        async with self._api.session() as http:
+            while True:
+                try:
+                    await self._list(http)
+                    self._note_up(1)
+                    pause = _FIRST_PAUSE
+                    while True:
+                        self._report(on_change)
+                        async for _ in self._watch(http):
+                            self._report(on_change)
+                except (WatchError, aiohttp.ClientError, OSError, ValueError, KeyError) as error:
+                    self._note_up(0)
+                    fields = {"path": self._path, "why": str(error) or type(error).__name__}
+                    logger.warning("discovery: list again", extra={"fields": fields})
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _list(self, http: aiohttp.ClientSession) -> None:
+        async with asyncio.timeout(_REQUEST_SECONDS):
+            async with self._get(http, {}) as response:
+                answer = _object(await response.read())
+        items = answer.get("items")
+        if not isinstance(items, list):
+            raise WatchError("the list has no items")
+        self._slices = {item["metadata"]["name"]: item for item in items}
+        self._version = answer["metadata"]["resourceVersion"]
+
+    async def _watch(self, http: aiohttp.ClientSession) -> AsyncIterator[None]:
+        """Apply events until the server ends the watch in order."""
+        query = {
+            "watch": "true",
+            "resourceVersion": self._version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(_WATCH_SECONDS),
+        }
+        async with self._get(http, query) as response:
+            async for line in _lines(response):
+                event = _object(line)
+                changed = event.get("object") or {}
+                if event.get("type") == "ERROR":
+                    raise WatchError(f"{changed.get('code')}: {changed.get('message')}")
+                self._version = changed["metadata"]["resourceVersion"]
+                if event["type"] == "BOOKMARK":
+                    continue
+                if event["type"] == "DELETED":
+                    self._slices.pop(changed["metadata"]["name"], None)
+                else:
+                    self._slices[changed["metadata"]["name"]] = changed
+                yield
+
+    def _get(self, http: aiohttp.ClientSession, query: Mapping[str, str]) -> "_Request":
+        return _Request(
+            http,
+            self._api.url + self._path,
+            {"labelSelector": self._selector, **query},
+            self._api.headers(),
+        )
+
+    def _report(self, on_change: Callable[[Collection[str]], None]) -> None:
+        found = {
+            url for one in self._slices.values() for url in base_urls(one, self._port, self._scheme)
+        }
+        urls = tuple(sorted(found))
+        if urls != self._reported:
+            self._reported = urls
+            on_change(urls)
+
+
+class _Request:
+    """A GET whose answer must be 200."""
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        url: str,
+        query: Mapping[str, str],
+        headers: Mapping[str, str],
+    ) -> None:
+        silence = aiohttp.ClientTimeout(
+            total=None, sock_connect=_REQUEST_SECONDS, sock_read=_WATCH_SECONDS + _GRACE_SECONDS
+        )
+        self._request = http.get(url, params=query, headers=headers, timeout=silence)
+
+    async def __aenter__(self) -> aiohttp.ClientResponse:
+        response = await self._request.__aenter__()
+        if response.status != 200:
+            text = (await response.text())[:200]
+            await self._request.__aexit__(None, None, None)
+            raise WatchError(f"status {response.status}: {text}")
+        return response
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._request.__aexit__(*error)
+
+
+def base_urls(one: Mapping[str, Any], port: str | None, scheme: str) -> Iterator[str]:
+    """Base URLs of a slice's endpoints, by port number or name (default: its first port).
+
+    An endpoint that is not ready is one too: the gateway's own checks judge it. One that
+    terminates is not: what it runs may end, nothing new comes.
+    """
+    ports = [entry for entry in one.get("ports") or () if isinstance(entry.get("port"), int)]
+    if port is not None and port.isdigit():
+        number: int | None = int(port)
+    else:
+        chosen = [entry for entry in ports if port is None or entry.get("name") == port]
+        number = chosen[0]["port"] if chosen else None
+    if number is None:
+        return
+    for endpoint in one.get("endpoints") or ():
+        if (endpoint.get("conditions") or {}).get("terminating"):
+            continue
+        for address in (endpoint.get("addresses") or ())[:1]:
+            host = f"[{address}]" if one.get("addressType") == "IPv6" else address
+            yield f"{scheme}://{host}:{number}"
+
+
+async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    held = b""
+    async for chunk in response.content.iter_any():
+        *whole, held = (held + chunk).split(b"\n")
+        for line in whole:
+            if line.strip():
+                yield line
+
+
+def _object(text: bytes) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise WatchError("not a JSON object")
+    return value
+
+
+def _existing(path: Path) -> Path | None:
+    return path if path.is_file() else None
