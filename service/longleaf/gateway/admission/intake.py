@@ -36,15 +36,24 @@ class Ticket:
     charge: Charge
 
 
-@dataclass(frozen=True, slots=True)
 class Intake:
     """Counts where it matters, checks limits, reserves."""
 
-    registry: ReplicaRegistry
-    reader: PromptReader
-    admission: Admission
-    limits: KeyLimits
-    metrics: GatewayMetrics
+    def __init__(
+        self,
+        registry: ReplicaRegistry,
+        reader: PromptReader,
+        admission: Admission,
+        limits: KeyLimits,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self.registry = registry
+        self.reader = reader
+        self.admission = admission
+        self.limits = limits
+        self.metrics = metrics
+        self._at_once = metrics.admission.labels("admitted", "at_once")
+        self._waited = metrics.admission.labels("admitted", "waited")
 
     async def enter(self, prompt: Prompt, key: ApiKey | None) -> Ticket:
         """A place for ``prompt``, once there is one.
@@ -83,11 +92,13 @@ class Intake:
             if grant is not None:
                 if demand.prompt_tokens is None:
                     self.reader.bounded()
-                self.metrics.admission.labels("admitted", "at_once").inc()
+                self._at_once.inc()
                 return Ticket(ask, grant, charge)
             if demand.prompt_tokens is None:  # by its bound it finds no room: now the count decides
                 ask = replace(ask, demand=await self._counted(demand, prompt))
-            return Ticket(ask, await self.admission.admit(ask), charge)
+            grant = await self.admission.admit(ask)
+            self._waited.inc()
+            return Ticket(ask, grant, charge)
         except BaseException:
             charge.settle(0)
             raise

@@ -51,6 +51,7 @@ class PromptReader:
         self._registry = registry
         self._metrics = metrics
         self._broken: set[str] = set()
+        self._bounded = metrics.token_counts.labels("bounded")
 
     async def start(self) -> None:
         """Try every configured tokenizer."""
@@ -102,7 +103,7 @@ class PromptReader:
 
     def bounded(self) -> None:
         """Note that a prompt needed no count."""
-        self._metrics.token_counts.labels("bounded").inc()
+        self._bounded.inc()
 
     async def _ask(self, text: bytes, route: Route) -> Prompt:
         header = {

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ReplicaLimits:
     """Lengths in tokens; ``None`` where the replica does not say."""
 
@@ -20,7 +21,7 @@ class ReplicaLimits:
     tree_nodes: int = 0
     """Rows that a speculating step may need beyond a sequence's committed tokens."""
 
-    @property
+    @cached_property
     def prompt_limit(self) -> int | None:
         """Longest prompt that is accepted: it must leave room for one token."""
         limits = [
@@ -30,7 +31,7 @@ class ReplicaLimits:
         ]
         return min(limits, default=None)
 
-    @property
+    @cached_property
     def total_limit(self) -> int | None:
         """Most tokens that prompt and completion may have together."""
         limits = [
