@@ -189,7 +189,8 @@ async def test_requests_take_turns() -> None:
         assert [len(replica.generations) for replica in replicas] == [3, 3]
 
 
-async def test_least_in_flight_avoids_the_busy_replica() -> None:
+@pytest.mark.parametrize("routing", ["expected_cost", "prefix", "kv_pressure"])
+async def test_the_busy_replica_is_avoided(routing: str) -> None:
     release = asyncio.Event()
 
     async def behaviour(request: Received) -> None:
@@ -197,7 +198,7 @@ async def test_least_in_flight_avoids_the_busy_replica() -> None:
             await release.wait()
         await request.replay("chat")
 
-    async with gateway_over(behaviour, behaviour, routing="least_in_flight") as (gateway, replicas):
+    async with gateway_over(behaviour, behaviour, routing=routing) as (gateway, replicas):
         long = asyncio.create_task(gateway.answer(chat(user="long")))
         busy, free = replicas
         await eventually(lambda: busy.generations or free.generations)

@@ -29,7 +29,7 @@ from longleaf.gateway.config import GatewayConfig
 from longleaf.gateway.drain import Drain
 from longleaf.gateway.prompts.reader import PromptReader
 from longleaf.gateway.replicas.registry import ReplicaRegistry
-from longleaf.gateway.routing.policy import make_policy
+from longleaf.gateway.routing.policy import Routing
 from longleaf.metrics import GatewayMetrics
 
 
@@ -48,7 +48,8 @@ def build_app(config: GatewayConfig, drain: Drain, prometheus: CollectorRegistry
         registry,
         metrics,
     )
-    admission = Admission(config, registry, make_policy(config.routing), metrics)
+    routing = Routing(config.routing, config.prefix_index_bytes)
+    admission = Admission(config, registry, routing, metrics, routing.cached_tokens)
     registry.changed = admission.changed
     intake = Intake(registry, reader, admission, KeyLimits(), metrics)
     relay = Relay(config, registry, intake, drain, metrics)

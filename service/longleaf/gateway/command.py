@@ -105,7 +105,7 @@ async def _run(config: GatewayConfig) -> None:
 @click.option(
     "--routing",
     type=click.Choice(get_args(RoutingPolicyName)),
-    help="Routing policy.  [default: least_in_flight]",
+    help="Routing policy.  [default: expected_cost]",
 )
 @click.option("--max-attempts", type=int, help="Replicas one request may try.  [default: 3]")
 @click.option("--connect-timeout", type=float, help="Seconds.  [default: 5]")

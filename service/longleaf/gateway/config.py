@@ -9,7 +9,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
-RoutingPolicyName = Literal["least_in_flight", "round_robin"]
+RoutingPolicyName = Literal["expected_cost", "prefix", "kv_pressure", "round_robin"]
 
 
 def normalized_replica_url(text: str) -> str:
@@ -75,7 +75,9 @@ class GatewayConfig(BaseSettings):
     max_body_bytes: Annotated[int, Field(gt=0)] = 64 * 2**20
     body_timeout: Seconds = 60.0
     """Longest silence of a client that is sending its request's body."""
-    routing: RoutingPolicyName = "least_in_flight"
+    routing: RoutingPolicyName = "expected_cost"
+    prefix_index_bytes: Annotated[int, Field(ge=0)] = 16 * 2**20
+    """Memory, for each replica, to remember which prompts it should have cached."""
     max_attempts: Annotated[int, Field(ge=1, le=16)] = 3
     """Replicas that one request may try, as long as none has sent an event."""
     connect_timeout: Seconds = 5.0

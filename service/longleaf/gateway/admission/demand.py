@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from longleaf.gateway.replicas.budget import Need
 from longleaf.gateway.replicas.facts import ReplicaLimits
 from longleaf.gateway.replicas.replica import Replica
+from longleaf.gateway.routing.prefix import Prefix
 
 _ASSUMED_SHARE = 8
 """A completion without a limit is assumed to take at most this part of the pool."""
@@ -34,6 +35,8 @@ class Demand:
     """Tokens of all prompts together, where there are several."""
     sequences: int = 1
     """Completions asked for."""
+    prefix: Prefix | None = None
+    """The prompt in blocks, for routing to where it is cached."""
     at_least: bool = False
     """Whether ``prompt_tokens`` is only the fewest that the prompt can have (and too many)."""
 

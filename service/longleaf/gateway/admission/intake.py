@@ -18,6 +18,7 @@ from longleaf.gateway.auth import ApiKey
 from longleaf.gateway.prompts.reader import Prompt, PromptReader
 from longleaf.gateway.replicas.registry import ReplicaRegistry
 from longleaf.gateway.replicas.replica import Replica
+from longleaf.gateway.routing.prefix import prefix_of
 from longleaf.metrics import GatewayMetrics
 
 logger = logging.getLogger(__name__)
@@ -36,24 +37,15 @@ class Ticket:
     charge: Charge
 
 
+@dataclass(frozen=True, slots=True)
 class Intake:
     """Counts where it matters, checks limits, reserves."""
 
-    def __init__(
-        self,
-        registry: ReplicaRegistry,
-        reader: PromptReader,
-        admission: Admission,
-        limits: KeyLimits,
-        metrics: GatewayMetrics,
-    ) -> None:
-        self.registry = registry
-        self.reader = reader
-        self.admission = admission
-        self.limits = limits
-        self.metrics = metrics
-        self._at_once = metrics.admission.labels("admitted", "at_once")
-        self._waited = metrics.admission.labels("admitted", "waited")
+    registry: ReplicaRegistry
+    reader: PromptReader
+    admission: Admission
+    limits: KeyLimits
+    metrics: GatewayMetrics
 
     async def enter(self, prompt: Prompt, key: ApiKey | None) -> Ticket:
         """A place for ``prompt``, once there is one.
@@ -92,13 +84,11 @@ class Intake:
             if grant is not None:
                 if demand.prompt_tokens is None:
                     self.reader.bounded()
-                self._at_once.inc()
+                self.metrics.admission.labels("admitted", "at_once").inc()
                 return Ticket(ask, grant, charge)
             if demand.prompt_tokens is None:  # by its bound it finds no room: now the count decides
                 ask = replace(ask, demand=await self._counted(demand, prompt))
-            grant = await self.admission.admit(ask)
-            self._waited.inc()
-            return Ticket(ask, grant, charge)
+            return Ticket(ask, await self.admission.admit(ask), charge)
         except BaseException:
             charge.settle(0)
             raise
@@ -112,6 +102,7 @@ class Intake:
             said.max_tokens,
             bound=said.bound,
             sequences=said.completions * said.prompts,
+            prefix=prefix_of(prompt.text, said.model, said.names),
         )
         serving = self._serving(said.model)
         limits = [replica.facts.limits for replica in serving if replica.facts is not None]

@@ -1,4 +1,4 @@
-"""Routing policies: pick one of the replicas that could take a request."""
+"""Routing policies: pick one of the replicas that have room for a request."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -6,13 +6,25 @@ from typing import Protocol
 from longleaf.gateway.admission.demand import Demand
 from longleaf.gateway.config import RoutingPolicyName
 from longleaf.gateway.replicas.replica import Replica
+from longleaf.gateway.routing.cost import expected_costs
+from longleaf.gateway.routing.prefix import PrefixIndex
+
+_EQUAL = 1.02
+_EQUAL_SECONDS = 0.001
+_LEAST_SHARE = 0.25
+_MOST_MORE = 8
+"""Requests by which a replica with the prefix may be busier than the least busy one."""
 
 
 class RoutingPolicy(Protocol):
-    """Chooses among candidates that are ready, serve the model and can hold the request."""
+    """Chooses among candidates that are ready, serve the model and have room."""
 
     def choose(self, candidates: Sequence[Replica], demand: Demand) -> Replica:
-        """One of ``candidates`` (never empty)."""
+        """One of ``candidates`` (never empty). Changes nothing."""
+        ...
+
+    def placed(self, replica: Replica, demand: Demand) -> None:
+        """The request goes to ``replica``."""
         ...
 
 
@@ -23,30 +35,96 @@ class RoundRobin:
         self._turn = 0
 
     def choose(self, candidates: Sequence[Replica], demand: Demand) -> Replica:
-        """The next one in turn."""
+        """The one whose turn it is."""
+        return candidates[self._turn % len(candidates)]
+
+    def placed(self, replica: Replica, demand: Demand) -> None:
+        """On to the next."""
         self._turn += 1
-        return candidates[(self._turn - 1) % len(candidates)]
 
 
-class LeastInFlight:
-    """The replica with the fewest requests in flight; equals take turns."""
-
-    def __init__(self) -> None:
-        self._turns = RoundRobin()
+class KvPressure(RoundRobin):
+    """The replica whose KV pool will be least full; equals take turns."""
 
     def choose(self, candidates: Sequence[Replica], demand: Demand) -> Replica:
-        """The least loaded one."""
-        fewest = min(replica.in_flight for replica in candidates)
-        equals = [replica for replica in candidates if replica.in_flight == fewest]
-        return self._turns.choose(equals, demand)
+        """The emptiest one."""
+        return super().choose(_lowest(candidates, [_pressure(one) for one in candidates]), demand)
 
 
-_POLICIES: Mapping[RoutingPolicyName, Callable[[], RoutingPolicy]] = {
-    "least_in_flight": LeastInFlight,
-    "round_robin": RoundRobin,
+class PrefixAware(RoundRobin):
+    """The replica that has most of the prompt cached, unless it is much busier than others."""
+
+    def __init__(self, index: PrefixIndex) -> None:
+        super().__init__()
+        self._index = index
+
+    def choose(self, candidates: Sequence[Replica], demand: Demand) -> Replica:
+        """The one with the longest prefix, or the least busy one."""
+        fewest = min(one.in_flight for one in candidates)
+        shares = [
+            self._index.share(one, demand.prefix) if one.in_flight <= fewest + _MOST_MORE else 0.0
+            for one in candidates
+        ]
+        if max(shares) >= _LEAST_SHARE:
+            return candidates[shares.index(max(shares))]
+        least = [one for one in candidates if one.in_flight == fewest]
+        return super().choose(least, demand)
+
+
+class ExpectedCost(RoundRobin):
+    """The replica where the request costs least time: its own, and that of those it slows down."""
+
+    def __init__(self, index: PrefixIndex) -> None:
+        super().__init__()
+        self._index = index
+
+    def choose(self, candidates: Sequence[Replica], demand: Demand) -> Replica:
+        """The cheapest one; equals take turns."""
+        if len(candidates) == 1:
+            return candidates[0]
+        shares = [self._index.share(one, demand.prefix) for one in candidates]
+        costs = expected_costs(candidates, shares, demand)
+        return super().choose(_lowest(candidates, costs), demand)
+
+
+class Routing:
+    """A policy, and what is known of the replicas' caches."""
+
+    def __init__(self, name: RoutingPolicyName, index_bytes: int) -> None:
+        self._index = PrefixIndex(index_bytes)
+        self._policy = _POLICIES[name](self._index)
+
+    def choose(self, candidates: Sequence[Replica], demand: Demand) -> Replica:
+        """As the policy says."""
+        return self._policy.choose(candidates, demand)
+
+    def placed(self, replica: Replica, demand: Demand) -> None:
+        """The request goes to ``replica``: its prompt will be in the cache there."""
+        self._policy.placed(replica, demand)
+        self._index.placed(replica, demand.prefix)
+
+    def cached_tokens(self, replica: Replica, demand: Demand) -> int:
+        """Prompt tokens that ``replica`` should have cached."""
+        return int(self._index.share(replica, demand.prefix) * demand.size)
+
+
+_POLICIES: Mapping[RoutingPolicyName, Callable[[PrefixIndex], RoutingPolicy]] = {
+    "expected_cost": ExpectedCost,
+    "prefix": PrefixAware,
+    "kv_pressure": lambda _: KvPressure(),
+    "round_robin": lambda _: RoundRobin(),
 }
 
 
-def make_policy(name: RoutingPolicyName) -> RoutingPolicy:
-    """A fresh policy by its configured name."""
-    return _POLICIES[name]()
+def _lowest(candidates: Sequence[Replica], costs: Sequence[float]) -> list[Replica]:
+    """Those that cost least, or hardly more."""
+    most = min(costs) * _EQUAL + _EQUAL_SECONDS
+    return [one for one, cost in zip(candidates, costs, strict=True) if cost <= most]
+
+
+def _pressure(replica: Replica) -> float:
+    budget = replica.budget
+    capacity, free = budget.capacity, budget.free_tokens
+    if capacity is None or free is None:
+        return float(replica.in_flight)
+    return 1.0 - free / capacity
