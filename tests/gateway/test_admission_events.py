@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
@@ -74,8 +75,12 @@ class World:
                 assert isinstance(error, NeverFitsError | NoReplicaError | SaturatedError)
 
 
-async def settle() -> None:
-    for _ in range(6):
+SETTLED = 6
+"""Turns of the event loop after which everything that was set off has happened."""
+
+
+async def settle(turns: int = SETTLED) -> None:
+    for _ in range(turns):
         await asyncio.sleep(0)
 
 
@@ -137,7 +142,8 @@ OPERATION = st.one_of(
     st.tuples(st.sampled_from(["cancel", "release", "first_token", "comes_or_goes"]), INDEX),
     st.tuples(st.just("resize"), INDEX, st.integers(16, 1_500)),
     st.tuples(st.just("report"), INDEX, st.integers(0, 1_200), st.integers(0, 5)),
-    st.tuples(st.just("settle")),
+    st.tuples(st.just("turns"), st.integers(1, SETTLED)),
+    st.tuples(st.just("turns"), st.integers(1, SETTLED)),
 )
 
 
@@ -145,9 +151,11 @@ async def run(operations: Sequence[tuple[object, ...]]) -> None:
     world = make_world()
     for operation in operations:
         apply(world, operation)
-        if operation[0] == "settle":
-            await settle()
-            world.check()
+        if operation[0] == "turns":
+            turns = int(str(operation[1]))
+            await settle(turns)
+            if turns >= SETTLED:
+                world.check()
     await settle()
     world.check()
     # Everyone who waits is served once the replicas are there and empty.
@@ -169,9 +177,34 @@ async def run(operations: Sequence[tuple[object, ...]]) -> None:
         await replica.close()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(st.lists(OPERATION, max_size=50))
 def test_no_sequence_of_events_leaks_a_place_or_forgets_a_request(
     operations: list[tuple[object, ...]],
 ) -> None:
     asyncio.run(run(operations))
+
+
+async def cancel_after(turns: int) -> None:
+    """One waits behind another that ends; it leaves so many turns of the event loop later."""
+    world = make_world()
+    world.replicas[1].note_failure("gone")
+    for number in range(2):
+        apply(world, ("admit", 100, 700, number, 0))
+    await settle()
+    assert world.admission.waiting == 1
+    apply(world, ("release", 0))
+    await settle(turns)
+    world.tasks[1].cancel()
+    await settle()
+    for grant in world.held:
+        grant.reservation.release()
+    world.check()
+    assert [replica.budget.held for replica in world.replicas] == [0, 0]
+    for replica in world.replicas:
+        await replica.close()
+
+
+@pytest.mark.parametrize("turns", range(SETTLED))
+def test_leaving_in_the_very_moment_of_being_placed_leaks_nothing(turns: int) -> None:
+    asyncio.run(cancel_after(turns))
