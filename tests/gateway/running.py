@@ -10,6 +10,7 @@ import aiohttp
 
 from longleaf.gateway.config import GatewayConfig
 from longleaf.gateway.server import GatewayServer
+from longleaf.gateway.tracing import Tracing
 from tests.gateway.faulty_replica import Behaviour, FaultyReplica
 
 CHAT = "/v1/chat/completions"
@@ -75,10 +76,13 @@ class Gateway:
 
 
 @asynccontextmanager
-async def running_gateway(*urls: str, ready: int = 0, **settings: Any) -> AsyncIterator[Gateway]:
+async def running_gateway(
+    *urls: str, ready: int = 0, tracing: Tracing | None = None, **settings: Any
+) -> AsyncIterator[Gateway]:
     """A gateway over real sockets, in this loop, once ``ready`` replicas are ready."""
     quick = {"recovery_interval": 0.02, "health_interval": 0.05, "port": 0, "metrics_port": 0}
-    server = GatewayServer(GatewayConfig(replicas=urls, **{**quick, **settings}))
+    config = GatewayConfig(replicas=urls, **{**quick, **settings})
+    server = GatewayServer(config, tracing)
     async with server.running(), aiohttp.ClientSession() as http:
         gateway = Gateway(server, http, f"http://127.0.0.1:{server.port}")
         await gateway.until_ready(ready)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import aiohttp
 import pytest
@@ -62,7 +63,11 @@ async def test_one_failed_check_ejects_nobody() -> None:
 
 async def test_replica_comes_back_only_after_several_successes() -> None:
     async with FaultyReplica() as replica:
-        settings = {"unhealthy_after": 1, "healthy_after": 4, "recovery_interval": 0.05}
+        settings: dict[str, Any] = {
+            "unhealthy_after": 1,
+            "healthy_after": 4,
+            "recovery_interval": 0.05,
+        }
         async with running_gateway(replica.url, ready=1, **settings) as gateway:
             replica.health_status = 503
             await gateway.until_ready(0)
@@ -74,7 +79,7 @@ async def test_replica_comes_back_only_after_several_successes() -> None:
 
 async def test_hung_replica_is_ejected_by_the_timeout_of_its_check() -> None:
     async with FaultyReplica() as replica:
-        settings = {"unhealthy_after": 1, "health_timeout": 1.1}
+        settings: dict[str, Any] = {"unhealthy_after": 1, "health_timeout": 1.1}
         async with running_gateway(replica.url, ready=1, **settings) as gateway:
             replica.health_hangs = True
             await gateway.until_ready(0)
@@ -99,7 +104,7 @@ async def test_silence_in_mid_stream_ejects_no_replica() -> None:
         await request.chunk(event())
         await request.until_gone()
 
-    settings = {"idle_timeout": 0.1, "unhealthy_after": 1, "health_interval": 600}
+    settings: dict[str, Any] = {"idle_timeout": 0.1, "unhealthy_after": 1, "health_interval": 600}
     async with gateway_over(fall_silent, **settings) as (gateway, _):
         assert b"stream_interrupted" in (await gateway.raw(chat(stream=True)))[1]
         assert await gateway.ready() == 1

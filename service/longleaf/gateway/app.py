@@ -30,14 +30,22 @@ from longleaf.gateway.drain import Drain
 from longleaf.gateway.prompts.reader import PromptReader
 from longleaf.gateway.replicas.registry import ReplicaRegistry
 from longleaf.gateway.routing.policy import Routing
+from longleaf.gateway.tracing import Tracing
 from longleaf.metrics import GatewayMetrics
 
 
-def build_app(config: GatewayConfig, drain: Drain, prometheus: CollectorRegistry) -> ASGIApp:
+def build_app(
+    config: GatewayConfig,
+    drain: Drain,
+    prometheus: CollectorRegistry,
+    tracing: Tracing | None = None,
+) -> ASGIApp:
     """The public application. Its lifespan opens and closes the replicas' clients.
 
-    Raises ``ValueError`` for a key file that cannot be used.
+    ``tracing``: by default as configured. Raises ``ValueError`` for a key file that cannot be used.
     """
+    if tracing is None and config.otlp_endpoint is not None:
+        tracing = Tracing.to_endpoint(config.otlp_endpoint)
     keys = None if config.api_key_file is None else KeyRing.load(config.api_key_file)
     metrics = GatewayMetrics(prometheus)
     registry = ReplicaRegistry(config, metrics)
@@ -70,6 +78,8 @@ def build_app(config: GatewayConfig, drain: Drain, prometheus: CollectorRegistry
             await asyncio.gather(*tasks, return_exceptions=True)
             await reader.close()
             await registry.close()
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close)
 
     app = FastAPI(
         title="Longleaf",
@@ -83,7 +93,7 @@ def build_app(config: GatewayConfig, drain: Drain, prometheus: CollectorRegistry
     app.include_router(make_router(relay))
     _add_error_handlers(app)
     _add_body_schemas(app, secured=keys is not None)
-    return Front(app, keys, drain, metrics, make_direct(relay))
+    return Front(app, keys, drain, metrics, make_direct(relay), tracing)
 
 
 def _add_error_handlers(app: FastAPI) -> None:

@@ -66,6 +66,15 @@ async def _run(config: GatewayConfig) -> None:
 @click.option(
     "--replica", "replicas", multiple=True, metavar="URL", help="Base URL of a replica; repeat."
 )
+@click.option(
+    "--kubernetes-service",
+    metavar="[NAMESPACE/]NAME",
+    help="Find replicas as the endpoints of this Service.",
+)
+@click.option("--kubernetes-port", help="Number or name of their port.  [default: the first]")
+@click.option(
+    "--kubernetes-api", metavar="URL", help="API server.  [default: that of the cluster around]"
+)
 @click.option("--host", help="Address of the public API.  [default: 127.0.0.1]")
 @click.option("--port", type=int, help="Port of the public API.  [default: 8080]")
 @click.option("--metrics-host", help="Address of /metrics.  [default: 127.0.0.1]")
@@ -76,6 +85,14 @@ async def _run(config: GatewayConfig) -> None:
     help="File of accepted API keys, one a line, plain or sha256:<hex>, with limits (such as "
     "requests_per_minute=60); read again when it changes. Without it: open to all.",
 )
+@click.option(
+    "--tls-certificate-file", type=click.Path(path_type=Path), help="Certificate chain (PEM)."
+)
+@click.option("--tls-key-file", type=click.Path(path_type=Path), help="Its private key (PEM).")
+@click.option(
+    "--upstream-ca-file", type=click.Path(path_type=Path), help="CA of https replicas (PEM)."
+)
+@click.option("--otlp-endpoint", metavar="URL", help="Send traces there (OTLP over HTTP).")
 @click.option("--upstream-api-key", help="Bearer key for the replicas (better: by environment).")
 @click.option(
     "--tokenizer",
@@ -108,11 +125,26 @@ async def _run(config: GatewayConfig) -> None:
     help="Routing policy.  [default: expected_cost]",
 )
 @click.option("--max-attempts", type=int, help="Replicas one request may try.  [default: 3]")
+@click.option("--max-connections", type=int, help="Requests on one replica.  [default: 1024]")
 @click.option("--connect-timeout", type=float, help="Seconds.  [default: 5]")
 @click.option(
     "--first-byte-timeout", type=float, help="Seconds to the first event.  [default: 1800]"
 )
 @click.option("--idle-timeout", type=float, help="Seconds between chunks.  [default: 300]")
+@click.option(
+    "--hang-timeout",
+    type=float,
+    help="Seconds without a sign of life of a replica that requests wait for.  [default: 60]",
+)
+@click.option(
+    "--silence-before-comment",
+    type=float,
+    help="Seconds after which a silent stream gets comment lines.  [default: 15]",
+)
+@click.option("--header-timeout", type=float, help="Seconds for a request's head.  [default: 10]")
+@click.option(
+    "--write-timeout", type=float, help="Seconds a client may read nothing.  [default: 60]"
+)
 @click.option("--health-interval", type=float, help="Seconds between checks.  [default: 5]")
 @click.option("--health-timeout", type=float, help="Seconds, more than 1.  [default: 5]")
 @click.option(
@@ -136,5 +168,5 @@ def gateway_command(log_level: str, **flags: object) -> None:
     allow_many_sockets()
     try:
         uvloop.run(_run(config))
-    except (ValueError, PortError) as error:
+    except (ValueError, OSError, PortError) as error:
         raise click.ClickException(str(error)) from error

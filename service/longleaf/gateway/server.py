@@ -21,6 +21,7 @@ from longleaf.gateway.app import build_app
 from longleaf.gateway.config import GatewayConfig
 from longleaf.gateway.drain import Drain
 from longleaf.gateway.protocol import ConnectionLimits, http_protocol
+from longleaf.gateway.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -65,12 +66,12 @@ def listen(host: str, port: int, option: str) -> socket.socket:
 class GatewayServer:
     """A gateway that listens. ``ValueError`` or ``PortError`` where it cannot."""
 
-    def __init__(self, config: GatewayConfig) -> None:
+    def __init__(self, config: GatewayConfig, tracing: Tracing | None = None) -> None:
         self._config = config
         self.drain = Drain()
         prometheus = CollectorRegistry()
         ProcessCollector(registry=prometheus)
-        app = build_app(config, self.drain, prometheus)
+        app = build_app(config, self.drain, prometheus, tracing)
         self._sockets = [listen(config.host, config.port, "--port")]
         try:
             self._sockets.append(listen(config.metrics_host, config.metrics_port, "--metrics-port"))

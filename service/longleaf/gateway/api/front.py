@@ -16,6 +16,7 @@ from longleaf.gateway.api.answers import ErrorResponse
 from longleaf.gateway.auth import KeyRing
 from longleaf.gateway.drain import Drain
 from longleaf.gateway.request_log import RequestRecord
+from longleaf.gateway.tracing import Tracing
 from longleaf.metrics import GatewayMetrics, context_bucket
 
 logger = logging.getLogger(__name__)
@@ -44,7 +45,9 @@ class Front:
         drain: Drain,
         metrics: GatewayMetrics,
         direct: Mapping[str, ASGIApp] = MappingProxyType({}),
+        tracing: Tracing | None = None,
     ) -> None:
+        self._tracing = tracing
         self._app = app
         self._direct = direct
         """What answers a POST to a path without the framework."""
@@ -66,6 +69,8 @@ class Front:
             return
         record = _record(scope)
         scope["longleaf.record"] = record
+        tracing = self._tracing if record.route in _WORK else None
+        span = None if tracing is None else tracing.begin(scope, record)
         answer = _Answer(record, send)
         scope["longleaf.send"] = answer
         in_flight = self._in_flight(record.route)
@@ -90,6 +95,8 @@ class Front:
         finally:
             in_flight.dec()
             self._finish(record)
+            if tracing is not None and span is not None:
+                tracing.end(span, record)
 
     def _refusal(self, scope: Scope, route: str) -> errors.ApiError | None:
         scope["longleaf.key"] = None

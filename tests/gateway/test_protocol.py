@@ -1,0 +1,243 @@
+"""The public port: what clients may do wrong, half-closed ones, TLS."""
+
+import asyncio
+import json
+import ssl
+from pathlib import Path
+
+import aiohttp
+import pytest
+import trustme
+
+from longleaf.gateway.config import GatewayConfig
+from longleaf.gateway.server import GatewayServer
+from tests.gateway.faulty_replica import (
+    DONE,
+    FaultyReplica,
+    Received,
+    answer_captured_chat,
+    captured_body,
+    event,
+)
+from tests.gateway.running import CHAT, LIMIT, Gateway, chat, eventually, gateway_over
+
+pytestmark = pytest.mark.anyio
+
+
+async def connect(gateway: Gateway) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", gateway.server.port)
+
+
+def wire(body: object, *headers: str, version: str = "1.1") -> bytes:
+    text = json.dumps(body).encode()
+    lines = [f"POST {CHAT} HTTP/{version}", "host: x", f"content-length: {len(text)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + text
+
+
+async def rest(reader: asyncio.StreamReader) -> bytes:
+    async with asyncio.timeout(LIMIT):
+        return await reader.read()
+
+
+def error_code(answer: bytes) -> tuple[bytes, str]:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return head.split(b" ")[1], json.loads(body)["error"]["code"]
+
+
+async def test_a_head_that_does_not_come_is_408() -> None:
+    async with gateway_over(answer_captured_chat, header_timeout=0.2) as (gateway, _):
+        reader, writer = await connect(gateway)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n")
+        assert error_code(await rest(reader)) == (b"408", "request_timeout")
+        writer.close()
+
+
+async def test_a_head_that_drips_is_408_all_the_same() -> None:
+    async with gateway_over(answer_captured_chat, header_timeout=0.3) as (gateway, _):
+        reader, writer = await connect(gateway)
+        answer = asyncio.create_task(rest(reader))
+        writer.write(b"GET /livez HTTP/1.1\r\n")
+        while not answer.done():
+            writer.write(b"x-a: b\r\n")
+            await asyncio.sleep(0.02)
+        assert error_code(answer.result()) == (b"408", "request_timeout")
+        writer.close()
+
+
+async def test_a_head_over_the_limit_is_431() -> None:
+    async with gateway_over(answer_captured_chat, max_header_bytes=4096) as (gateway, _):
+        reader, writer = await connect(gateway)
+        writer.write(b"GET /livez HTTP/1.1\r\nx-a: " + b"a" * 5000)
+        writer.write(b"\r\n\r\n")
+        assert error_code(await rest(reader)) == (b"431", "request_too_large")
+        writer.close()
+
+
+@pytest.mark.parametrize("text", [b"hello\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02"])
+async def test_what_is_no_http_is_400_in_the_envelope(text: bytes) -> None:
+    async with gateway_over(answer_captured_chat) as (gateway, _):
+        reader, writer = await connect(gateway)
+        writer.write(text)
+        head, _, body = (await rest(reader)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert json.loads(body)["error"]["type"] == "invalid_request_error"
+        writer.close()
+
+
+async def test_requests_in_a_row_on_one_connection() -> None:
+    """Two at once (pipelined), then one more: answered in order, each whole."""
+    async with gateway_over(answer_captured_chat) as (gateway, _):
+        reader, writer = await connect(gateway)
+        writer.write(wire(chat()) + wire(chat(stream=True)))
+        first = await reader.readuntil(b"\r\n\r\n")
+        assert first.startswith(b"HTTP/1.1 200 ")
+        body = captured_body("chat")
+        assert await reader.readexactly(len(body)) == body
+        second = await reader.readuntil(b"0\r\n\r\n")
+        assert b"transfer-encoding: chunked" in second
+        assert b"[DONE]" in second
+        writer.write(b"GET /livez HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        third = await rest(reader)
+        assert third.startswith(b"HTTP/1.1 200 ")
+        assert b"connection: close" in third
+        writer.close()
+
+
+async def test_http_1_0_gets_its_answer_unchunked() -> None:
+    async with gateway_over(answer_captured_chat) as (gateway, _):
+        reader, writer = await connect(gateway)
+        writer.write(wire(chat(stream=True), version="1.0"))
+        head, _, body = (await rest(reader)).partition(b"\r\n\r\n")
+        assert b"chunked" not in head
+        assert body == captured_body("chat_stream")
+        writer.close()
+
+
+async def test_expect_100_continue() -> None:
+    async with gateway_over(answer_captured_chat) as (gateway, _):
+        reader, writer = await connect(gateway)
+        head, _, body = wire(chat(), "expect: 100-continue").partition(b"\r\n\r\n")
+        writer.write(head + b"\r\n\r\n")
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(body)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_closed_its_sending_side_gets_its_answer(stream: bool) -> None:
+    release = asyncio.Event()
+
+    async def behaviour(request: Received) -> None:
+        if stream:
+            await request.start_stream()
+            await request.chunk(event("first"))
+        await release.wait()
+        if stream:
+            await request.chunk(event("last") + DONE)
+            await request.end_stream()
+        else:
+            await request.replay("chat")
+
+    async with gateway_over(behaviour) as (gateway, (replica,)):
+        reader, writer = await connect(gateway)
+        writer.write(wire(chat(stream=stream)))
+        writer.write_eof()
+        await replica.arrived.get()
+        await asyncio.sleep(0.4)  # several probes: none of them may hurt
+        assert gateway.server.drain.running == 1
+        release.set()
+        answer = await rest(reader)
+        while answer.startswith(b"HTTP/1.1 100 "):
+            answer = answer.partition(b"\r\n\r\n")[2]
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert (b'"last"' if stream else captured_body("chat")) in answer
+        assert replica.aborted.empty()
+        writer.close()
+
+
+async def test_a_client_that_reads_nothing_is_let_go() -> None:
+    async def behaviour(request: Received) -> None:
+        await request.start_stream()
+        try:
+            while True:
+                await request.chunk(event("x" * 10_000))
+        except ConnectionError:
+            request.gone.set()
+
+    async with gateway_over(behaviour, write_timeout=0.3) as (gateway, (replica,)):
+        _, writer = await connect(gateway)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(wire(chat(stream=True)))
+        received = await replica.arrived.get()
+        async with asyncio.timeout(LIMIT):
+            assert await replica.aborted.get() == received.json["rid"]
+        await eventually(lambda: gateway.server.drain.running == 0)
+        writer.transport.abort()
+
+
+async def test_a_client_that_reads_slowly_is_served_to_the_end() -> None:
+    """It takes much longer than the limit, but reads all the time."""
+    events = 400
+
+    async def behaviour(request: Received) -> None:
+        await request.start_stream()
+        for _ in range(events):
+            await request.chunk(event("x" * 10_000))
+        await request.chunk(DONE)
+        await request.end_stream()
+        await eventually(lambda: request.writer.transport.get_write_buffer_size() == 0)
+
+    async with gateway_over(behaviour, write_timeout=0.5) as (gateway, _):
+        reader, writer = await connect(gateway)
+        writer.write(wire(chat(stream=True), "connection: close"))
+        got = bytearray()
+        while part := await reader.read(100_000):
+            got += part
+            await asyncio.sleep(0.03)
+        assert got.count(b"data: {") == events
+        assert got.endswith(b"0\r\n\r\n")
+        writer.close()
+
+
+async def test_tls_by_file(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    chain, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    chain.write_bytes(b"".join(pem.bytes() for pem in certificate.cert_chain_pems))
+    key.write_bytes(certificate.private_key_pem.bytes())
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+    async with FaultyReplica() as replica:
+        config = GatewayConfig(
+            replicas=(replica.url,),
+            port=0,
+            metrics_port=0,
+            recovery_interval=0.02,
+            tls_certificate_file=chain,
+            tls_key_file=key,
+        )
+        server = GatewayServer(config)
+        connector = aiohttp.TCPConnector(ssl=trust)
+        async with server.running(), aiohttp.ClientSession(connector=connector) as http:
+            url = f"https://127.0.0.1:{server.port}"
+
+            async def ready() -> bool:
+                async with http.get(url + "/readyz") as response:
+                    return response.status == 200
+
+            async with asyncio.timeout(LIMIT):
+                while not await ready():  # noqa: ASYNC110 - it lies behind HTTP
+                    await asyncio.sleep(0.01)
+            async with http.post(url + CHAT, json=chat(stream=True)) as response:
+                assert await response.read() == captured_body("chat_stream")
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(wire(chat()))
+            assert not (await rest(reader)).startswith(b"HTTP/")  # no plain text
+            writer.close()
+
+
+@pytest.mark.parametrize("given", ["tls_certificate_file", "tls_key_file"])
+def test_certificate_and_key_belong_together(given: str) -> None:
+    with pytest.raises(ValueError, match="belong together"):
+        GatewayConfig.model_validate({"replicas": ("http://a:1",), given: Path("/x")})
