@@ -7,6 +7,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from longleaf.gateway.replicas.breaker import CircuitBreaker
 from tests.gateway.faulty_replica import DONE, FaultyReplica, Received, answer_captured_chat, event
 from tests.gateway.running import LIMIT, chat, eventually, gateway_over, running_gateway
 from tests.gateway.test_requests import error_of
@@ -228,3 +229,128 @@ async def test_metrics_live_on_their_own_port() -> None:
         url = f"http://127.0.0.1:{gateway.server.metrics_port}/v1/models"
         async with aiohttp.ClientSession() as http, http.get(url) as response:
             assert response.status == 404
+
+
+def state_of(replica: FaultyReplica, state: str) -> str:
+    return f'longleaf_gateway_replica_state{{replica="{replica.url}",state="{state}"}}'
+
+
+async def test_a_replica_that_is_healthy_and_fails_every_request_gets_none() -> None:
+    broken = True
+
+    async def behaviour(request: Received) -> None:
+        if broken:
+            request.reset()
+        else:
+            await request.replay("chat")
+
+    settings: dict[str, Any] = {"unhealthy_after": 999, "breaker_failures": 3}
+    async with gateway_over(behaviour, breaker_pause=0.2, **settings) as (gateway, (replica,)):
+        for _ in range(3):
+            assert (await gateway.answer(chat()))[0] == 503
+        assert await gateway.metric(state_of(replica, "circuit_open")) == 1
+        assert (await gateway.answer(chat()))[0] == 503
+        assert len(replica.generations) == 3
+        await asyncio.sleep(0.25)
+        assert (await gateway.answer(chat()))[0] == 503  # the trial fails: twice the pause
+        assert len(replica.generations) == 4
+        broken = False
+        await asyncio.sleep(0.25)
+        assert (await gateway.answer(chat()))[0] == 503
+        await gateway.until_ready(1)
+        assert (await gateway.answer(chat()))[0] == 200
+        assert await gateway.metric(state_of(replica, "ready")) == 1
+
+
+def test_breaker_states() -> None:
+    now = 0.0
+    breaker = CircuitBreaker(2, 10.0, lambda: now)
+    one, other = object(), object()
+    breaker.failed()
+    breaker.succeeded()
+    breaker.failed()
+    assert (breaker.state, breaker.allows) == ("closed", True)
+    breaker.failed()
+    assert (breaker.state, breaker.allows) == ("open", False)
+    now = 9.0
+    breaker.failed()  # one that was on its way: no longer a pause for it
+    now = 10.0
+    assert (breaker.state, breaker.allows) == ("half_open", True)
+    breaker.begin(one)
+    assert not breaker.allows
+    breaker.end(one)  # its client left
+    assert breaker.allows
+    breaker.begin(other)
+    breaker.failed()
+    now = 29.9
+    assert breaker.state == "open"
+    now = 30.0
+    for pause in (40.0, 80.0, 160.0, 160.0):
+        assert breaker.state == "half_open"
+        breaker.failed()
+        now += pause
+    breaker.begin(one)
+    breaker.succeeded()
+    assert (breaker.state, breaker.allows) == ("closed", True)
+
+
+async def test_one_replica_takes_only_so_many_connections() -> None:
+    release = asyncio.Event()
+
+    async def behaviour(request: Received) -> None:
+        await release.wait()
+        await request.replay("chat")
+
+    async with gateway_over(behaviour, max_connections=2) as (gateway, (replica,)):
+        asked = [asyncio.create_task(gateway.answer(chat())) for _ in range(4)]
+        await eventually(lambda: len(replica.generations) == 2)
+        await asyncio.sleep(0.2)
+        assert len(replica.generations) == 2
+        release.set()
+        assert [(await one)[0] for one in asked] == [200] * 4
+
+
+async def test_requests_leave_a_hung_replica() -> None:
+    async def hang(request: Received) -> None:
+        await request.until_gone()
+
+    settings: dict[str, Any] = {"hang_timeout": 0.3, "health_timeout": 1.1}
+    async with gateway_over(hang, answer_captured_chat, **settings) as (gateway, (hung, _)):
+        hung.health_hangs = True
+        status, _, _ = await gateway.raw(chat(stream=True))
+        assert status == 200
+        assert await hung.aborted.get() == hung.generations[0].json["rid"]
+        kind = f'longleaf_gateway_upstream_errors_total{{kind="hung",replica="{hung.url}"}}'
+        assert await gateway.metric(kind) == 1
+
+
+async def test_a_busy_replica_is_no_hung_one() -> None:
+    """It answers no health check in time, but others get their tokens."""
+
+    async def stream(request: Received) -> None:
+        await request.start_stream()
+        for _ in range(60):
+            await request.chunk(event())
+            await asyncio.sleep(0.05)
+        await request.chunk(DONE)
+        await request.end_stream()
+
+    settings: dict[str, Any] = {"unhealthy_after": 1, "health_timeout": 1.1}
+    async with gateway_over(stream, **settings) as (gateway, (replica,)):
+        answer = asyncio.create_task(gateway.raw(chat(stream=True)))
+        await replica.arrived.get()
+        replica.health_hangs = True
+        await checks(replica, 2)
+        assert await gateway.ready() == 1
+        replica.health_hangs = False
+        assert (await answer)[1].endswith(DONE)
+
+
+async def test_the_first_event_has_one_deadline_for_all_attempts() -> None:
+    async def hang(request: Received) -> None:
+        await request.until_gone()
+
+    async with gateway_over(hang, hang, hang, first_byte_timeout=0.3) as (gateway, replicas):
+        status, body, _ = await gateway.answer(chat())
+        assert (status, error_of(body)["code"]) == (504, "upstream_timeout")
+        assert sum(len(replica.generations) for replica in replicas) == 1

@@ -137,7 +137,7 @@ class Intake:
             for replica in replicas
             if replica.facts is not None and model in replica.facts.model_names
         ]
-        if not serving and all(replica.facts is not None for replica in replicas):
+        if not serving and replicas and all(replica.facts is not None for replica in replicas):
             raise UnknownModelError
         if not any(replica.ready for replica in serving):
             raise NoReplicaError

@@ -1,0 +1,198 @@
+"""Replicas that come and go: EndpointSlices over a real HTTP API."""
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longleaf.gateway.config import GatewayConfig
+from longleaf.gateway.replicas.kubernetes import EndpointSlices, KubernetesApi, base_urls
+from tests.gateway.faulty_replica import DONE, FaultyReplica, Received, event
+from tests.gateway.kubernetes_api import KubernetesApiServer, endpoint_slice
+from tests.gateway.running import chat, eventually, running_gateway
+
+pytestmark = pytest.mark.anyio
+
+
+class Followed:
+    """What a discovery has reported."""
+
+    def __init__(self) -> None:
+        self.urls: list[str] = []
+        self.reports = 0
+        self.up: list[float] = []
+
+    def take(self, urls: Collection[str]) -> None:
+        self.urls = sorted(url.removeprefix("http://") for url in urls)
+        self.reports += 1
+
+
+@asynccontextmanager
+async def following(
+    server: KubernetesApiServer, token_file: Path | None = None
+) -> AsyncIterator[Followed]:
+    api = KubernetesApi(server.url, "default", token_file, None)
+    followed = Followed()
+    slices = EndpointSlices(api, "models", "engine", "http", "http", followed.up.append)
+    task = asyncio.create_task(slices.run(followed.take))
+    try:
+        yield followed
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def test_what_is_listed_and_what_happens_after() -> None:
+    async with KubernetesApiServer() as server:
+        server.put(endpoint_slice("a", ["10.0.0.1", "10.0.0.2"], 30000))
+        async with following(server) as followed:
+            await eventually(lambda: followed.urls == ["10.0.0.1:30000", "10.0.0.2:30000"])
+            server.put(endpoint_slice("b", ["10.0.0.3"], 30001))
+            await eventually(lambda: "10.0.0.3:30001" in followed.urls)
+            server.put(endpoint_slice("a", ["10.0.0.1", "10.0.0.2"], 30000, ["10.0.0.1"]))
+            await eventually(lambda: followed.urls == ["10.0.0.2:30000", "10.0.0.3:30001"])
+            server.delete("a")
+            await eventually(lambda: followed.urls == ["10.0.0.3:30001"])
+            reports = followed.reports
+            server.bookmark()
+            server.put(endpoint_slice("b", ["10.0.0.3"], 30001))  # nothing new in it
+            server.put(endpoint_slice("c", ["10.0.0.4"], 30001))
+            await eventually(lambda: len(followed.urls) == 2)
+            assert followed.reports == reports + 1
+        assert (server.lists, len(server.watches)) == (1, 1)
+        assert followed.up == [1]
+
+
+async def test_a_watch_that_ends_is_resumed_where_it_was() -> None:
+    async with KubernetesApiServer() as server:
+        server.put(endpoint_slice("a", ["10.0.0.1"], 1))
+        async with following(server) as followed:
+            await eventually(lambda: server.watches)
+            server.bookmark()
+            server.end_watches()
+            await eventually(lambda: len(server.watches) == 2)
+            server.put(endpoint_slice("b", ["10.0.0.2"], 1))
+            await eventually(lambda: len(followed.urls) == 2)
+        first, second = (int(version) for version in server.watches)
+        assert second == first + 1  # the bookmark's
+        assert server.lists == 1
+
+
+@pytest.mark.parametrize("as_status", [True, False])
+async def test_after_410_gone_the_list_is_read_again(as_status: bool) -> None:
+    async with KubernetesApiServer() as server:
+        server.gone_as_status = as_status
+        server.put(endpoint_slice("a", ["10.0.0.1"], 1))
+        async with following(server) as followed:
+            await eventually(lambda: server.watches)
+            server.delete("a")
+            server.put(endpoint_slice("b", ["10.0.0.2"], 1))
+            server.forget()
+            await eventually(lambda: followed.urls == ["10.0.0.2:1"])
+            await eventually(lambda: server.lists == 2 and len(server.watches) >= 2)
+            server.put(endpoint_slice("c", ["10.0.0.3"], 1))
+            await eventually(lambda: len(followed.urls) == 2)
+
+
+async def test_while_the_api_is_away_the_last_list_stands() -> None:
+    async with KubernetesApiServer() as server:
+        server.put(endpoint_slice("a", ["10.0.0.1"], 1))
+        async with following(server) as followed:
+            await eventually(lambda: server.watches)
+            await server.stop()
+            await eventually(lambda: followed.up[-1] == 0)
+            assert followed.urls == ["10.0.0.1:1"]
+            server.put(endpoint_slice("b", ["10.0.0.2"], 1))
+            await server.start()
+            await eventually(lambda: len(followed.urls) == 2)
+            await eventually(lambda: followed.up[-1] == 1)
+
+
+async def test_the_token_is_read_anew(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("old\n")
+    async with KubernetesApiServer(token="new") as server:
+        server.put(endpoint_slice("a", ["10.0.0.1"], 1))
+        async with following(server, path) as followed:
+            await eventually(lambda: server.requests)
+            path.write_text("new\n")
+            await eventually(lambda: followed.urls == ["10.0.0.1:1"])
+
+
+@pytest.mark.parametrize(
+    ("port", "expected"),
+    [(None, ":9"), ("http", ":30000"), ("8080", ":8080"), ("nothing", None)],
+)
+def test_ports_by_name_and_number(port: str | None, expected: str | None) -> None:
+    urls = list(base_urls(endpoint_slice("a", ["10.0.0.1"], 30000), port, "https"))
+    assert urls == ([] if expected is None else ["https://10.0.0.1" + expected])
+
+
+def test_ipv6_addresses_are_bracketed() -> None:
+    one = {**endpoint_slice("a", ["fd00::1"], 1), "addressType": "IPv6"}
+    assert list(base_urls(one, "http", "http")) == ["http://[fd00::1]:1"]
+
+
+def test_outside_a_cluster_the_api_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    with pytest.raises(ValueError, match="no pod of a cluster"):
+        KubernetesApi.configured(None, None, None)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "fd00::1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "6443")
+    assert KubernetesApi.configured(None, None, None).url == "https://[fd00::1]:6443"
+
+
+def test_replicas_are_given_or_found() -> None:
+    with pytest.raises(ValueError, match="not both"):
+        GatewayConfig(replicas=("http://a:1",), kubernetes_service="engine")
+
+
+def of(*replicas: FaultyReplica) -> list[dict[str, Any]]:
+    return [endpoint_slice(f"r{one.port}", ["127.0.0.1"], one.port) for one in replicas]
+
+
+async def test_a_gateway_follows_its_service() -> None:
+    """A replica that leaves ends its stream and gets nothing new; one that comes is used."""
+    release = asyncio.Event()
+
+    async def slow(request: Received) -> None:
+        await request.start_stream()
+        await request.chunk(event("first"))
+        await release.wait()
+        await request.chunk(DONE)
+        await request.end_stream()
+
+    async with KubernetesApiServer() as server, FaultyReplica(slow) as old, FaultyReplica() as new:
+        server.put(of(old)[0])
+        settings: dict[str, Any] = {
+            "kubernetes_service": "models/engine",
+            "kubernetes_port": "http",
+            "kubernetes_api": server.url,
+        }
+        async with running_gateway(ready=1, **settings) as gateway:
+            running = asyncio.create_task(gateway.raw(chat(stream=True)))
+            await old.arrived.get()
+            server.put(of(new)[0])
+            await gateway.until_ready(2)
+            server.put(endpoint_slice(f"r{old.port}", ["127.0.0.1"], old.port, ["127.0.0.1"]))
+            await gateway.until_ready(1)
+            for _ in range(3):
+                assert (await gateway.raw(chat()))[0] == 200
+            assert (len(old.generations), len(new.generations)) == (1, 3)
+            state = f'longleaf_gateway_replica_state{{replica="{old.url}",state="draining"}}'
+            assert await gateway.metric(state) == 1
+            release.set()
+            assert (await running)[1] == event("first") + DONE
+
+            async def forgotten() -> bool:
+                return old.url not in await gateway.metrics()
+
+            async with asyncio.timeout(20):
+                while not await forgotten():  # noqa: ASYNC110 - it lies behind HTTP
+                    await asyncio.sleep(0.02)
+            server.delete(f"r{new.port}")
+            await gateway.until_ready(0)
+            assert (await gateway.raw(chat()))[0] == 503
