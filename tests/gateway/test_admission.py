@@ -75,7 +75,8 @@ def small(replica: FaultyReplica, tokens: int = 1_000, running: int = 1_000) -> 
 
 def ask(name: str, prompt: int = 10, **fields: object) -> dict[str, object]:
     """A completion of ``prompt`` token ids: its length is exact without any tokenizer."""
-    return {"model": "tiny", "prompt": [7] * prompt, "user": name, "stream": True, **fields}
+    tokens = [sum(name.encode())] * prompt  # another prefix for each name: nothing is cached
+    return {"model": "tiny", "prompt": tokens, "user": name, "stream": True, **fields}
 
 
 async def post(gateway: Gateway, body: object, **options: Any) -> tuple[int, bytes, Any]:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from longleaf.gateway.admission.demand import Demand, NeverFitsError, never_fits
@@ -122,12 +122,12 @@ class Admission:
         A demand that is only bounded gets one where its bound does not matter: it is a small part
         of what is free.
         """
-        self._check_served(ask)
+        able = self._able(ask)
+        if not able:
+            self._check_served(ask)
         if self._queue:
             return None
-        if ask.demand.prompt_tokens is None:
-            return self._place(ask, frozenset(), bounded=True)
-        return self._place(ask, frozenset())
+        return self._place(ask, able, bounded=ask.demand.prompt_tokens is None)
 
     async def admit(self, ask: Ask) -> Grant:
         """A place, once there is one.
@@ -135,11 +135,7 @@ class Admission:
         Raises ``NoReplicaError``, ``SaturatedError``, or ``NeverFitsError`` where the replicas
         shrank meanwhile. Cancelling it leaves nothing behind.
         """
-        grant = self.at_once(ask)
-        if grant is not None:
-            self._metrics.admission.labels("admitted", "at_once").inc()
-            return grant
-        return await self._wait(ask)
+        return self.at_once(ask) or await self._wait(ask)
 
     async def _wait(self, ask: Ask) -> Grant:
         entry = _Entry(ask, asyncio.get_running_loop().create_future())
@@ -168,7 +164,6 @@ class Admission:
         finally:
             self._metrics.queue_depth.set(len(self._queue))
             self._metrics.queue_wait_seconds.observe(self._clock() - began)
-        self._metrics.admission.labels("admitted", "waited").inc()
         return grant
 
     def _leave(self, waiting: Waiting[_Entry]) -> None:
@@ -203,9 +198,9 @@ class Admission:
     def forecast(self, ask: Ask) -> Forecast:
         """What would happen to ``ask`` now. Raises ``NoReplicaError``; changes nothing."""
         self._check_served(ask)
-        free = self._free(ask, frozenset())
+        free = self._free(ask, self._able(ask))
         if free and not self._queue:
-            replica = self._policy.choose(free, ask.demand)
+            replica = self._policy.choose(list(free), ask.demand)
         else:
             replica = self._roomiest(ask)
         need, budget = self._need(replica, ask.demand), replica.budget
@@ -252,23 +247,26 @@ class Admission:
         able = self._able(ask) or list(self._registry.replicas)
         return max(able, key=lambda replica: (replica.budget.free_tokens or 0, -replica.in_flight))
 
-    def _free(self, ask: Ask, kept: Set[Replica]) -> list[Replica]:
-        return [
-            replica
-            for replica in self._able(ask)
-            if replica not in kept
-            and replica.has_connection
-            and replica.budget.obstacle(self._need(replica, ask.demand)) is None
-        ]
+    def _free(self, ask: Ask, able: Iterable[Replica]) -> dict[Replica, Need]:
+        """Those of ``able`` that have room now, and what it would take of each."""
+        needs = {
+            replica: self._need(replica, ask.demand) for replica in able if replica.has_connection
+        }
+        return {
+            replica: need
+            for replica, need in needs.items()
+            if replica.budget.obstacle(need) is None
+        }
 
-    def _place(self, ask: Ask, kept: Set[Replica], bounded: bool = False) -> Grant | None:
-        free = self._free(ask, kept)
-        if bounded:
-            free = [replica for replica in free if self._bound_is_small(replica, ask.demand)]
-        if not free:
+    def _place(self, ask: Ask, able: Iterable[Replica], bounded: bool = False) -> Grant | None:
+        free = self._free(ask, able)
+        chosen = [
+            replica for replica in free if not bounded or self._bound_is_small(replica, ask.demand)
+        ]
+        if not chosen:
             return None
-        replica = self._policy.choose(free, ask.demand)
-        grant = Grant(replica, replica.budget.reserve(self._need(replica, ask.demand)))
+        replica = self._policy.choose(chosen, ask.demand)
+        grant = Grant(replica, replica.budget.reserve(free[replica]))
         self._policy.placed(replica, ask.demand)
         return grant
 
@@ -303,7 +301,8 @@ class Admission:
                 self._give_up(waiting)
                 continue
             short = ask.demand.size <= self._config.short_prompt_tokens
-            grant = self._place(ask, kept if short else kept | wanted.keys())
+            taken = kept if short else kept | wanted.keys()
+            grant = self._place(ask, [replica for replica in able if replica not in taken])
             if grant is None:
                 passed.append((waiting, able))
                 wanted.update(able)

@@ -37,15 +37,24 @@ class Ticket:
     charge: Charge
 
 
-@dataclass(frozen=True, slots=True)
 class Intake:
     """Counts where it matters, checks limits, reserves."""
 
-    registry: ReplicaRegistry
-    reader: PromptReader
-    admission: Admission
-    limits: KeyLimits
-    metrics: GatewayMetrics
+    def __init__(
+        self,
+        registry: ReplicaRegistry,
+        reader: PromptReader,
+        admission: Admission,
+        limits: KeyLimits,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self.registry = registry
+        self.reader = reader
+        self.admission = admission
+        self.limits = limits
+        self.metrics = metrics
+        self._at_once = metrics.admission.labels("admitted", "at_once")
+        self._waited = metrics.admission.labels("admitted", "waited")
 
     async def enter(self, prompt: Prompt, key: ApiKey | None) -> Ticket:
         """A place for ``prompt``, once there is one.
@@ -84,11 +93,13 @@ class Intake:
             if grant is not None:
                 if demand.prompt_tokens is None:
                     self.reader.bounded()
-                self.metrics.admission.labels("admitted", "at_once").inc()
+                self._at_once.inc()
                 return Ticket(ask, grant, charge)
             if demand.prompt_tokens is None:  # by its bound it finds no room: now the count decides
-                ask = replace(ask, demand=await self._counted(demand, prompt))
-            return Ticket(ask, await self.admission.admit(ask), charge)
+                ask = replace(ask, demand=await self._counted(ask.demand, prompt))
+            grant = await self.admission.admit(ask)
+            self._waited.inc()
+            return Ticket(ask, grant, charge)
         except BaseException:
             charge.settle(0)
             raise
@@ -102,7 +113,6 @@ class Intake:
             said.max_tokens,
             bound=said.bound,
             sequences=said.completions * said.prompts,
-            prefix=prefix_of(prompt.text, said.model, said.names),
         )
         serving = self._serving(said.model)
         limits = [replica.facts.limits for replica in serving if replica.facts is not None]
@@ -168,6 +178,9 @@ def reason(error: Exception) -> str:
 
 
 def _ask(demand: Demand, prompt: Prompt, key: ApiKey | None) -> Ask:
+    said = prompt.inspection
+    # Only now: what can never fit may be long, and is refused already.
+    demand = replace(demand, prefix=prefix_of(prompt.text, said.model, said.names))
     wish = prompt.inspection.priority
     if key is None:
         return Ask(demand, prompt.inspection.prompt_field, "", wish or 0)

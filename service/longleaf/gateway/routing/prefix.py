@@ -13,6 +13,8 @@ from longleaf.gateway.replicas.replica import Replica
 from longleaf.gateway.routing.prefix_tree import PrefixTree
 
 BLOCK_BYTES = 1024
+_MOST_BLOCKS = 4096
+"""What comes after so many is not looked at: hashing it would hold up the event loop."""
 _TOOL_BYTES = 4096
 """Of the tools, which templates put before all messages: enough to tell one set from another."""
 _BYTES_PER_TOKEN = 3
@@ -37,7 +39,8 @@ def prefix_of(text: bytes, model: str, fields: Collection[str]) -> Prefix:
         end = tools + _TOOL_BYTES
         seed = hash((seed, text[tools : min(end, start) if tools < start else end]))
     blocks = []
-    for begin in range(start, len(text) - BLOCK_BYTES + 1, BLOCK_BYTES):
+    end = min(len(text), start + _MOST_BLOCKS * BLOCK_BYTES)
+    for begin in range(start, end - BLOCK_BYTES + 1, BLOCK_BYTES):
         seed = hash((seed, text[begin : begin + BLOCK_BYTES]))
         blocks.append(seed)
     return Prefix(tuple(blocks), max(1, len(text) - start))
