@@ -491,6 +491,8 @@ async def test_with_a_real_engine() -> None:
             async with asyncio.timeout(200):
                 counts = await asyncio.gather(*(one(number) for number in range(12)))
             assert all(ours == theirs for ours, theirs in counts)
+            up = f'longleaf_gateway_tokenizer_up{{tokenizer="{TINY}"}}'
+            assert await gateway.metric(up) == 1  # compared with the engine's
             load = engine.get("/v1/loads")["loads"][0]
             assert load["num_waiting_reqs"] == 0
             residual = f'longleaf_gateway_step_model_residual{{replica="{engine.url}"}}'

@@ -22,8 +22,8 @@ from longleaf.gateway.prompts.inspection import Route, inspect, parse
 from longleaf.gateway.prompts.pool import WorkerError, WorkerPool
 from longleaf.gateway.prompts.tiktoken_files import load_tiktoken
 from longleaf.gateway.prompts.tokenizer import Count, Tokenizer, TokenizerError
-from tests.gateway.faulty_replica import answer_captured_chat
-from tests.gateway.running import chat, gateway_over
+from tests.gateway.faulty_replica import FaultyReplica, answer_captured_chat
+from tests.gateway.running import chat, eventually, gateway_over, running_gateway
 from tests.gateway.test_requests import error_of
 
 pytestmark = pytest.mark.anyio
@@ -310,7 +310,15 @@ LOCAL = 'longleaf_gateway_token_counts_total{outcome="local"}'
 
 async def test_the_gateways_own_tokenizer_counts_and_no_replica_is_asked() -> None:
     settings: dict[str, Any] = {"tokenizers": (f"tiny={TINY}",)}
-    async with gateway_over(answer_captured_chat, **settings) as (gateway, (replica,)):
+    async with (
+        FaultyReplica() as replica,
+        running_gateway(replica.url, **settings) as gateway,
+    ):
+        replica.prompt_tokens = 57  # what it is asked first, to compare
+        await gateway.until_ready(1)
+        up = f'longleaf_gateway_tokenizer_up{{tokenizer="{TINY}"}}'
+        await eventually(lambda: len(replica.tokenized) == 1)
+        replica.tokenized.clear()
         long = chat(messages=[{"role": "user", "content": "1" * 5000}])
         status, body, _ = await gateway.answer(long)
         message = error_of(body)["message"]
@@ -320,8 +328,7 @@ async def test_the_gateways_own_tokenizer_counts_and_no_replica_is_asked() -> No
         assert status == 400
         assert "at least" in error_of(body)["message"] or "500004" in error_of(body)["message"]
         assert replica.tokenized == []
-        assert await gateway.metric(LOCAL) == 2
-        up = f'longleaf_gateway_tokenizer_up{{tokenizer="{TINY}"}}'
+        assert await gateway.metric(LOCAL) == 3  # with the comparison
         assert await gateway.metric(up) == 1
         tools = [{"type": "function", "function": {"name": "f"}}]
         assert (await gateway.answer(chat(tools=tools)))[0] == 200
@@ -349,3 +356,22 @@ async def test_a_tokenizer_that_does_not_load_is_loud(
                     await asyncio.sleep(0.01)
     messages = [record.getMessage() for record in caplog.records]
     assert messages.count("tokenizer does not load") == 1
+
+
+async def test_a_tokenizer_that_is_not_the_replicas_is_loud(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    settings: dict[str, Any] = {"tokenizers": (str(TINY),)}
+    with caplog.at_level(logging.ERROR):
+        async with gateway_over(answer_captured_chat, **settings) as (gateway, (replica,)):
+            replica.prompt_tokens = 5_000
+            up = f'longleaf_gateway_tokenizer_up{{tokenizer="{TINY}"}}'
+            async with asyncio.timeout(20):
+                while up + " 0.0" not in await gateway.metrics():  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert len(replica.tokenized) == 1
+            long = chat(messages=[{"role": "user", "content": "1" * 100_000}])
+            status, body, _ = await gateway.answer(long)
+            assert (status, "5000 in the prompt" in error_of(body)["message"]) == (400, True)
+    (record,) = [one for one in caplog.records if one.levelno == logging.ERROR]
+    assert record.getMessage() == "tokenizer is not the replica's"

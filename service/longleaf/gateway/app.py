@@ -65,7 +65,7 @@ def build_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await registry.start()
-        tasks = [asyncio.create_task(reader.start())]
+        tasks = [asyncio.create_task(reader.check(config.loads_interval))]
         if keys is not None and config.api_key_file is not None:
             interval = config.key_reload_interval
             follow = follow_key_file(keys, config.api_key_file, interval, metrics)

@@ -1,15 +1,19 @@
 """Who counts a prompt's tokens: the gateway's own tokenizer, or a replica's ``/tokenize``."""
 
+import asyncio
+import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from longleaf.gateway.prompts.inspection import Inspection, Route, WrongBodyError, inspect, parse
 from longleaf.gateway.prompts.pool import WorkerError, WorkerPool
 from longleaf.gateway.prompts.tokenizer import Count
 from longleaf.gateway.replicas.client import ReplicaError
+from longleaf.gateway.replicas.facts import ReplicaFacts
 from longleaf.gateway.replicas.registry import ReplicaRegistry
 from longleaf.gateway.replicas.replica import Replica
 from longleaf.metrics import GatewayMetrics
@@ -18,6 +22,12 @@ logger = logging.getLogger(__name__)
 
 _INLINE_BYTES = 64 * 1024
 """Bodies up to this size are parsed on the event loop: it takes a millisecond."""
+
+_PROBE = [
+    {"role": "system", "content": "Answer in one word.\n\n"},
+    {"role": "user", "content": "  naïve 東京 🙂 x = [1234567, 3.14];\tdone?! "},
+]
+"""A chat on which different tokenizers and templates disagree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +41,10 @@ class Prompt:
 
 
 class PromptReader:
-    """Reads bodies and counts their prompts. ``start`` inside the event loop, ``close`` at the end.
+    """Reads bodies and counts their prompts. ``check`` runs beside it; ``close`` at the end.
 
-    A tokenizer that does not load is an error in the log, ``tokenizer_up`` 0, and counted by the
-    replicas instead.
+    A tokenizer that does not load, or counts otherwise than a replica that serves its model, is an
+    error in the log and ``tokenizer_up`` 0; prompts are then counted by the replicas.
     """
 
     def __init__(
@@ -51,16 +61,63 @@ class PromptReader:
         self._registry = registry
         self._metrics = metrics
         self._broken: set[str] = set()
+        self._wrong: set[str] = set()
         self._bounded = metrics.token_counts.labels("bounded")
 
-    async def start(self) -> None:
-        """Try every configured tokenizer."""
+    async def check(self, interval: float) -> None:
+        """Try every configured tokenizer, then hold it against each replica that comes, for ever.
+
+        A replica is asked once for each of its models, as soon as it is ready (looked at every
+        ``interval`` seconds), and again when its models or limits changed.
+        """
         for path in dict.fromkeys(self._tokenizers.values()):
             try:
                 answer = await self._pool.run({"kind": "load", "path": path})
                 self._note_tokenizer(path, answer.get("tokenizer_error"))
             except WorkerError as error:
                 self._note_tokenizer(path, str(error))
+        held: WeakKeyDictionary[Replica, ReplicaFacts] = WeakKeyDictionary()
+        while self._tokenizers:
+            for replica in self._registry.ready():
+                facts = replica.facts
+                if facts is not None and held.get(replica) != facts:
+                    held[replica] = facts
+                    for model in facts.model_names:
+                        await self._compare(replica, model)
+            await asyncio.sleep(interval)
+
+    async def _compare(self, replica: Replica, model: str) -> None:
+        """Count one chat here and there."""
+        path = self._path(model)
+        if path is None:
+            return
+        text = json.dumps({"model": model, "messages": _PROBE}).encode()
+        try:
+            ours = (await self._ask(text, "chat_completions")).count
+            if ours is None:
+                return
+            theirs = _counted(await replica.client.fetch_json("POST", "/tokenize", 30.0, text))
+        except (WorkerError, ReplicaError, ValueError) as error:
+            fields = {"replica": replica.url, "tokenizer": path, "why": str(error)}
+            logger.warning("tokenizer not compared", extra={"fields": fields})
+            return
+        if ours != theirs:
+            self._wrong.add(model)
+            self._metrics.tokenizer_up.labels(path).set(0)
+            numbers: dict[str, object] = {
+                "model": model,
+                "replica": replica.url,
+                "tokenizer": path,
+                "counted": ours.longest,
+                "replica_counted": theirs.longest,
+            }
+            logger.error("tokenizer is not the replica's", extra={"fields": numbers})
+
+    def _path(self, model: str) -> str | None:
+        """The tokenizer for ``model``, unless it was found wrong."""
+        if model in self._wrong:
+            return None
+        return self._tokenizers.get(model, self._tokenizers.get(""))
 
     async def close(self) -> None:
         """End the workers."""
@@ -87,7 +144,7 @@ class PromptReader:
         if inspection.given_tokens is not None and inspection.all_given_tokens is not None:
             self._metrics.token_counts.labels("given").inc()
             return Count(inspection.given_tokens, inspection.all_given_tokens)
-        path = self._tokenizers.get(inspection.model, self._tokenizers.get(""))
+        path = self._path(inspection.model)
         # A long body has been to a worker already: it had no count for us.
         if path is not None and inspection.plain and len(prompt.text) <= _INLINE_BYTES:
             try:
@@ -116,10 +173,10 @@ class PromptReader:
         if "wrong" in answer:
             raise WrongBodyError(answer["wrong"], answer["param"])
         inspection = _inspection(answer["inspection"])
-        path = self._tokenizers.get(inspection.model, self._tokenizers.get(""))
+        path = self._path(inspection.model)
         if path is not None and ("count" in answer or "tokenizer_error" in answer):
             self._note_tokenizer(path, answer.get("tokenizer_error"))
-        if "count" not in answer:
+        if "count" not in answer or path is None:
             return Prompt(text, route, inspection)
         self._metrics.token_counts.labels("local").inc()
         self._metrics.tokenizer_seconds.labels("local").observe(answer["seconds"])
