@@ -16,7 +16,7 @@ BENCH_ARGS ?=
 ENGINE_MEASURED := build/engine-h200.json
 KERNEL_BENCH = PYTHONPATH=kernels:service:. $(PYTHON) -m kernel_bench
 
-.PHONY: help serve test lint format lock bench-commit clean kernels test-torch check-kernels \
+.PHONY: help serve test lint format lock bench-commit bench-gateway clean kernels test-torch check-kernels \
 	gpu-payload test-gpu bench-engine plot \
 	bench-budget test-engine bench-kernels plot-kernels predict-kernels sanitize-kernels
 
@@ -93,6 +93,9 @@ lock: $(VENV)/.dev ## Resolve the locked versions again
 bench-budget: $(VENV)/.dev ## Simulate the adaptive budget on recorded trees; writes ops/results/budget.json
 	$(BIN)/python -m ops.bench.budget
 
+bench-gateway: $(VENV)/.dev .venv-peers/.ready .venv-litellm/.ready ## Measure the gateway beside its peers; writes ops/results/gateway.json
+	$(BIN)/python -m ops.bench.gateway $(BENCH_ARGS)
+
 clean: ## Remove the venv and caches
 	rm -rf $(VENV) $(TORCH_VENV) $(ENGINE_VENV) $(CUDA_VENV) build kernels/longleaf_kernels/lib .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
@@ -128,4 +131,10 @@ $(CUDA_VENV)/.ready: requirements-cuda.txt
 	@echo "installing nvcc into $(CUDA_VENV)"
 	@$(PYTHON) -m venv $(CUDA_VENV)
 	@$(CUDA_VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements-cuda.txt
+	@touch $@
+
+.venv-%/.ready: requirements-%.txt
+	@echo "installing $* into .venv-$*"
+	@$(PYTHON) -m venv .venv-$*
+	@.venv-$*/bin/pip install --quiet --disable-pip-version-check -r requirements-$*.txt
 	@touch $@
