@@ -128,6 +128,7 @@ class FaultyReplica:
             "max_running_requests": 1000,
         }
         """The only rank of ``/v1/loads``; ``None`` makes it fail with 500. Room for everyone."""
+        self.metrics = ""
         self.prompt_tokens: int | None = 14
         """What ``/tokenize`` counts; ``None`` makes it fail with 500."""
         self.health_checks = 0
@@ -196,6 +197,8 @@ class FaultyReplica:
         elif path == "/v1/loads":
             status = 500 if self.load is None else 200
             await request.answer(status, json.dumps({"loads": [self.load]}).encode())
+        elif path == "/metrics":
+            await request.answer(200, self.metrics.encode(), "content-type: text/plain\r\n")
         elif path == "/tokenize":
             self.tokenized.append(request)
             if self.prompt_tokens is None:

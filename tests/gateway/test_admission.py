@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from longleaf.gateway.replicas.loads import parse_step_totals
 from tests.gateway.engine import running_engine
 from tests.gateway.faulty_replica import (
     DONE,
@@ -498,6 +499,10 @@ async def test_with_a_real_engine() -> None:
             residual = f'longleaf_gateway_step_model_residual{{replica="{engine.url}"}}'
             assert 0 <= await gateway.metric(residual) < 5
             body = {"model": "tiny-target", "messages": [{"role": "user", "content": word * 9}]}
+            async with gateway.http.get(engine.url + "/metrics") as told:
+                totals = parse_step_totals(await told.text())
+            assert totals is not None
+            assert 1 <= totals.tokens / totals.steps <= 8
             _, forecast, _ = await gateway.answer({**body, "max_tokens": 10}, ADMISSION)
             assert forecast["admitted"]
             assert 0 < forecast["ttft_seconds"] < 60

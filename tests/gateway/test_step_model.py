@@ -5,7 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from longleaf.gateway.replicas.loads import DecodeMoments, LoadReport, parse_loads, restarted
+from longleaf.gateway.replicas.loads import (
+    DecodeMoments,
+    LoadReport,
+    StepTotals,
+    parse_loads,
+    parse_step_totals,
+    restarted,
+)
 from longleaf.gateway.replicas.step_model import StepModel
 
 A, B, C = 0.006, 7.6e-6, 0.0009
@@ -151,3 +158,31 @@ def test_a_captured_report_is_read() -> None:
 def test_reports_that_make_no_sense(answer: object) -> None:
     with pytest.raises(ValueError, match=r"loads|decode_moments"):
         parse_loads(answer)
+
+
+METRICS = """\
+# TYPE longleaf_step_seconds histogram
+longleaf_step_seconds_bucket{context_bucket="1k",le="0.1",phase="total"} 30.0
+longleaf_step_seconds_count{context_bucket="1k",phase="total"} 30.0
+longleaf_step_seconds_sum{context_bucket="1k",phase="total"} 0.6
+longleaf_step_seconds_count{context_bucket="4k",phase="total"} 10.0
+longleaf_step_seconds_sum{context_bucket="4k",phase="total"} 0.4
+longleaf_step_seconds_sum{context_bucket="4k",phase="draft"} 9.0
+longleaf_commit_len_count{context_bucket="1k"} 30.0
+longleaf_commit_len_sum{context_bucket="1k"} 100.0
+longleaf_commit_len_sum{context_bucket="4k"} 20.0
+other_step_seconds_sum{phase="total"} 5
+"""
+
+
+def test_engines_without_moments_are_learnt_from_by_their_metrics() -> None:
+    totals = parse_step_totals(METRICS)
+    assert totals == StepTotals(40.0, 1.0, 120.0)
+    assert parse_step_totals("sglang:num_running_reqs 1\n") is None
+    model = StepModel()
+    before = replace(report(None, 3_000), running=2, step_totals=StepTotals(10.0, 0.4, 60.0))
+    model.learn(before, replace(before, step_totals=totals))
+    assert model.commit_len == 2.0
+    assert model.step_seconds(3_000, 2) == pytest.approx(0.02, rel=1e-3)
+    model.learn(before, replace(before, step_totals=None))
+    assert model.observations == 1

@@ -1,5 +1,6 @@
 """What a replica reports of its load (``/v1/loads``), read again and again."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,15 @@ class DecodeMoments:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTotals:
+    """Sums over the steps of each request, from the engine's own metrics."""
+
+    steps: float
+    seconds: float
+    tokens: float
+
+
+@dataclass(frozen=True, slots=True)
 class LoadReport:
     """One answer of ``/v1/loads``, its ranks added up; ``None`` where the replica does not say."""
 
@@ -46,6 +56,8 @@ class LoadReport:
     prefill_seconds: float
     """Time spent on them."""
     decode: DecodeMoments | None
+    step_totals: StepTotals | None = None
+    """Asked for only where ``decode`` is missing."""
 
 
 def parse_loads(answer: object) -> LoadReport:
@@ -69,6 +81,24 @@ def parse_loads(answer: object) -> LoadReport:
         prefill_seconds=_sum(ranks, "total_prefill_busy_us") / 1e6,
         decode=_moments(ranks),
     )
+
+
+def parse_step_totals(metrics: str) -> StepTotals | None:
+    """Read ``longleaf_step_seconds`` (whole steps) and ``longleaf_commit_len`` from an engine's
+    ``/metrics``; ``None`` where they are not there.
+    """
+    sums = dict.fromkeys(("step_seconds_count", "step_seconds_sum", "commit_len_sum"), 0.0)
+    for line in metrics.splitlines():
+        if not line.startswith("longleaf_"):
+            continue
+        series, _, value = line.rpartition(" ")
+        name, _, labels = series.removeprefix("longleaf_").partition("{")
+        if name in sums and ('phase="total"' in labels or name == "commit_len_sum"):
+            with contextlib.suppress(ValueError):
+                sums[name] += float(value)
+    if not sums["step_seconds_count"]:
+        return None
+    return StepTotals(sums["step_seconds_count"], sums["step_seconds_sum"], sums["commit_len_sum"])
 
 
 def restarted(earlier: LoadReport, later: LoadReport) -> bool:

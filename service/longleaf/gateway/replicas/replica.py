@@ -3,13 +3,20 @@
 import asyncio
 import json
 import logging
+from dataclasses import replace
 from typing import Literal, Protocol
 
 from longleaf.gateway.replicas.breaker import CircuitBreaker
 from longleaf.gateway.replicas.budget import ReplicaBudget
 from longleaf.gateway.replicas.client import ReplicaClient, ReplicaError
 from longleaf.gateway.replicas.facts import ReplicaFacts, parse_facts
-from longleaf.gateway.replicas.loads import LoadReport, parse_loads, restarted
+from longleaf.gateway.replicas.loads import (
+    LoadReport,
+    StepTotals,
+    parse_loads,
+    parse_step_totals,
+    restarted,
+)
 from longleaf.gateway.replicas.throughput import CompletionRate
 from longleaf.metrics import GatewayMetrics
 
@@ -191,6 +198,8 @@ class Replica:
             report = parse_loads(answer)
         except ValueError as error:
             raise ReplicaError("bad_answer", f"{self.url}: {error}") from error
+        if report.decode is None and report.running:
+            report = replace(report, step_totals=await self._step_totals(limit))
         last = self.budget.latest
         if last is not None and restarted(last, report):
             self.cache_age += 1
@@ -198,6 +207,10 @@ class Replica:
         if last is not None and _worked(last, report):
             self.alive_at = asyncio.get_running_loop().time()
         self.budget.report(report, held)
+
+    async def _step_totals(self, limit: float) -> StepTotals | None:
+        status, text = await self.client.fetch("GET", "/metrics", limit)
+        return parse_step_totals(text.decode("utf-8", "replace")) if status == 200 else None
 
     def count_error(self, kind: str) -> None:
         """Count a failed exchange."""

@@ -97,6 +97,7 @@ class StepModel:
             self._prefilled = _DECAY * self._prefilled + tokens
             self._prefill_seconds = _DECAY * self._prefill_seconds + seconds
         if earlier.decode is None or later.decode is None:
+            self._learn_totals(earlier, later)
             return
         window = later.decode.since(earlier.decode)
         if window.steps < 1 or window.seconds <= 0 or window.batch < window.steps:
@@ -112,6 +113,20 @@ class StepModel:
             together = window.batch_seconds / window.steps - batch * step
             row = (0.0, context / batch * deviation / _CONTEXT_UNIT, deviation)
             self._fit.update(_scaled(row, step), together / deviation / step)
+
+    def _learn_totals(self, earlier: LoadReport, later: LoadReport) -> None:
+        """Without moments: the engine's own metrics, which know no batch; that of the reports."""
+        if earlier.step_totals is None or later.step_totals is None:
+            return
+        steps = later.step_totals.steps - earlier.step_totals.steps
+        seconds = later.step_totals.seconds - earlier.step_totals.seconds
+        if steps < 1 or seconds <= 0:
+            return
+        tokens = later.step_totals.tokens - earlier.step_totals.tokens
+        self._tokens = _DECAY * self._tokens + tokens
+        self._sequences = _DECAY * self._sequences + steps
+        batch = max(1.0, (earlier.running + later.running) / 2)
+        self.observe((earlier.used_tokens + later.used_tokens) / 2, batch, seconds / steps)
 
     def observe(self, context: float, batch: float, step: float) -> None:
         """Take in one mean step (seconds) at a summed context (tokens) and batch (sequences)."""
