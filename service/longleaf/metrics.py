@@ -94,6 +94,40 @@ class EngineMetrics:
             "longleaf_kv_pool_tokens",
             "Slots of the KV pool by state: used by running requests, cached for reuse, or free.",
             ("state",),
+            multiprocess_mode="mostrecent",
+            registry=registry,
+        )
+        self._add_derived(registry, by_context)
+
+    def _add_derived(self, registry: CollectorRegistry, by_context: tuple[str, ...]) -> None:
+        """Families that rules divide by one another: both sides count the same steps."""
+        self.timed_context_tokens = Counter(
+            "longleaf_timed_context_tokens_total",
+            "Context tokens, summed over the observations of longleaf_step_seconds (phase total).",
+            by_context,
+            registry=registry,
+        )
+        self.timed_verify_bytes = Counter(
+            "longleaf_timed_verify_kv_bytes_total",
+            "Bytes of latent KV rows read by the verify forwards whose time was taken.",
+            registry=registry,
+        )
+        self.timed_verify_seconds = Counter(
+            "longleaf_timed_verify_seconds_total",
+            "Time of those verify forwards, each counted once however many requests it serves.",
+            registry=registry,
+        )
+        self.plain_step_seconds = Histogram(
+            "longleaf_plain_step_seconds",
+            "Wall time of steps in which nothing was drafted: plain decoding.",
+            by_context,
+            buckets=_STEP_BUCKETS,
+            registry=registry,
+        )
+        self.drafter_window_tokens = Gauge(
+            "longleaf_drafter_window_tokens",
+            "Context rows that the drafter's windowed layers may read for one draft.",
+            multiprocess_mode="mostrecent",
             registry=registry,
         )
 
@@ -348,3 +382,82 @@ class GatewayMetrics:
             if isinstance(family, Counter | Gauge | Histogram):
                 with suppress(ValueError):  # families without that label
                     family.remove_by_labels({"replica": url})
+
+
+GPU_METRICS: Mapping[str, str] = {
+    "tensor_active_ratio": "Share of cycles in which the tensor pipes work, 0 to 1.",
+    "dram_active_ratio": "Share of cycles in which device memory moves data, 0 to 1.",
+    "sm_resident_ratio": "Share of time in which a kernel is resident, 0 to 1. This is what "
+    "nvidia-smi calls utilization; it says nothing about work.",
+    "power_watts": "Power draw of the board, in watts.",
+    "power_limit_watts": "Enforced power limit of the board, in watts.",
+    "sm_clock_hertz": "Clock of the SMs.",
+    "memory_clock_hertz": "Clock of the device memory.",
+    "memory_used_bytes": "Device memory in use.",
+    "memory_total_bytes": "Device memory.",
+    "memory_peak_bytes_per_second": "Peak of device memory: its highest clock times its width.",
+    "pcie_receive_bytes_per_second": "Bytes a second that the GPU receives over PCIe.",
+    "pcie_transmit_bytes_per_second": "Bytes a second that the GPU sends over PCIe.",
+}
+"""What the GPU exporter publishes as ``longleaf_gpu_<name>``, with help texts."""
+
+
+class GpuMetrics:
+    """The GPU families. What no source can tell is absent, and ``supported`` says so."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.values: Mapping[str, Gauge] = {
+            name: Gauge(f"longleaf_gpu_{name}", text, ("gpu",), registry=registry)
+            for name, text in GPU_METRICS.items()
+        }
+        self.info = Gauge(
+            "longleaf_gpu_info",
+            "1, with the GPU's name, its UUID and the driver's version.",
+            ("gpu", "name", "uuid", "driver"),
+            registry=registry,
+        )
+        self.supported = Gauge(
+            "longleaf_gpu_metric_supported",
+            "1 if the source tells the metric on every GPU here, else 0: then it is absent unless "
+            "another source has it.",
+            ("metric", "source"),
+            registry=registry,
+        )
+        self.sample_seconds = Histogram(
+            "longleaf_gpu_sample_seconds",
+            "Time that one sample of all GPUs takes the exporter.",
+            buckets=(0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5),
+            registry=registry,
+        )
+
+
+class ProbeMetrics:
+    """What probes publish of their last run."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        by_text = ("text", "context_bucket")
+        self.commit_len = Gauge(
+            "longleaf_probe_commit_len",
+            "Mean commit_len of the commit probe's text at a context, in its last run.",
+            by_text,
+            registry=registry,
+        )
+        self.commit_len_expected = Gauge(
+            "longleaf_probe_commit_len_expected",
+            "The commit_len that this text should reach there: what it reached at the shortest "
+            "context, or in the run given as baseline.",
+            by_text,
+            registry=registry,
+        )
+        self.passed = Gauge(
+            "longleaf_probe_passed",
+            "1 if the probe's last run passed, else 0; verdict is its answer in a word.",
+            ("probe", "verdict"),
+            registry=registry,
+        )
+        self.timestamp = Gauge(
+            "longleaf_probe_timestamp_seconds",
+            "When the probe last ended, in Unix seconds.",
+            ("probe",),
+            registry=registry,
+        )

@@ -432,7 +432,43 @@ def test_bytes_read_are_counted_row_by_row(make_bench: MakeBench, ask: Ask) -> N
     bench.complete(ask(list(range(100, 120)), max_tokens=4, speculative=False))
     rows = (8 + 16 + 20) + (21 + 22 + 23)
     read = bench.registry.get_sample_value("longleaf_kv_read_bytes_total")
-    assert read == rows * bench.models.target.config.num_layers * 576 * 4
+    row_bytes = bench.models.target.config.num_layers * 576 * 4
+    assert read == rows * row_bytes
+    # Of steps alone: the bytes of each verify forward beside its time.
+    value = bench.registry.get_sample_value
+    assert value("longleaf_timed_verify_kv_bytes_total") == (21 + 22 + 23) * row_bytes
+    verify = {"phase": "verify", "context_bucket": "1k"}
+    seconds = value("longleaf_timed_verify_seconds_total")
+    assert seconds == pytest.approx(value("longleaf_step_seconds_sum", verify))
+
+
+def test_of_a_batch_each_verify_is_timed_once(make_bench: MakeBench, ask: Ask) -> None:
+    """Each request waits for the batch's verify; the bytes' time counts it once."""
+    bench = make_bench()
+    for first in (100, 200):
+        bench.add(ask(list(range(first, first + 20)), max_tokens=4, speculative=False))
+    while not bench.scheduler.idle:
+        bench.scheduler.step()
+    value = bench.registry.get_sample_value
+    verify = {"phase": "verify", "context_bucket": "1k"}
+    waited = value("longleaf_step_seconds_sum", verify)
+    assert waited is not None
+    assert value("longleaf_timed_verify_seconds_total") == pytest.approx(waited / 2)
+
+
+def test_plain_steps_are_told_from_drafted_ones(make_bench: MakeBench, ask: Ask) -> None:
+    bench = make_bench()
+    bucket = {"context_bucket": "1k"}
+    value = bench.registry.get_sample_value
+    bench.complete(ask(list(range(100, 120)), max_tokens=4, speculative=False))
+    assert value("longleaf_plain_step_seconds_count", bucket) == 3
+    assert value("longleaf_timed_context_tokens_total", bucket) == 20 + 21 + 22
+    bench.complete(ask(list(range(200, 220)), max_tokens=12))
+    drafts = value("longleaf_drafter_span_tokens_count", bucket)
+    steps = value("longleaf_commit_len_count", bucket)
+    assert drafts is not None
+    assert drafts > 0
+    assert value("longleaf_plain_step_seconds_count", bucket) == (steps or 0) - drafts
 
 
 def test_corrupt_accounting_is_fatal(make_bench: MakeBench, ask: Ask) -> None:

@@ -93,6 +93,25 @@ def test_families_say_what_was_accepted() -> None:
     assert found["longleaf_kv_pool_tokens free"] == 77
 
 
+def test_what_rules_divide_counts_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes and context of untimed steps would make the timed ones look faster, or longer."""
+    observer = EngineObserver(row_bytes=1152, layers=61, window=2048)
+    times: dict[str, float] | None = None
+    monkeypatch.setattr(StepRecord, "seconds", lambda self: times)
+    observer.observe(StepRecord(9, (500, 1000)), [3, 0])
+    families: Any = observer._families
+    assert families.timed_verify_bytes._value.get() == 0
+    times = {"draft": 0.001, "verify": 0.004, "total": 0.006}
+    observer.observe(StepRecord(9, (500, 1000)), [3, 0])
+    assert families.timed_verify_bytes._value.get() == 1500 * 61 * 1152
+    assert families.timed_verify_seconds._value.get() == 0.004
+    assert families.timed_context_tokens.labels("1k")._value.get() == 1000
+    assert families.plain_step_seconds.labels("1k")._sum.get() == 0
+    observer.observe(StepRecord(1, (500, 1000)), [0, 0])
+    assert families.plain_step_seconds.labels("1k")._sum.get() == 0.006
+    assert families.drafter_window_tokens._value.get() == 2048
+
+
 def test_a_step_after_a_requests_last_is_nobodys() -> None:
     class Request:
         def __init__(self, *, ended: bool = False, is_retracted: bool = False) -> None:

@@ -184,6 +184,12 @@ class Drafter:
         """Read config.json and model.safetensors. Raises ConfigError or WeightsError."""
         return cls(DrafterConfig.load(directory), Weights.load(directory), target)
 
+    @property
+    def window_tokens(self) -> int | None:
+        """Context rows that a windowed layer reads at most; None without such layers."""
+        window = self.config.sliding_window
+        return window - 1 if window else None
+
     def extend(self, features: F32, positions: I64, slots: I64, pool: KvPool) -> None:
         """Write the draft K/V of committed tokens from features float32[T, taps * hidden]."""
         c, rows = self.config, len(features)

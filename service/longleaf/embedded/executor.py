@@ -94,6 +94,7 @@ class Executor:
                 failures += bad
             return results, failures
         self._recorder.kv_read(verified.kv_bytes_read)
+        self._recorder.verify(verified.kv_bytes_read, seconds.verify)
         begin = time.perf_counter()
         walks: list[tuple[VerifiedTree, Accepted, Finish | None]] = []
         for tree in verified.trees:
@@ -120,7 +121,8 @@ class Executor:
     ) -> None:
         committed = sum(result.outcome.commit_len for result in results)
         self._counters.add_step(len(batch), seconds.total, committed)
+        plain = all(result.span is None for result in results)
         for result in results:
-            self._recorder.step(result, seconds)
+            self._recorder.step(result, seconds, plain=plain)
             if result.state.request.speculative and self._models.drafter is not None:
                 self._counters.add_outcome(result.outcome, result.nodes - 1)

@@ -53,7 +53,8 @@ class LoadedModels:
 
     def start(self, options: EngineOptions, metrics: EngineMetrics) -> Engine:
         """An engine on these models; close it when done."""
-        recorder = Recorder(metrics)
+        drafter = self.models.drafter
+        recorder = Recorder(metrics, drafter.window_tokens if drafter is not None else None)
         return Engine(self.scheduler(options, recorder), recorder)
 
 

@@ -7,16 +7,23 @@ from longleaf.metrics import STEP_PHASES, EngineMetrics, context_bucket
 class Recorder:
     """One observation per request and step, labelled with the context bucket of its prefix."""
 
-    def __init__(self, metrics: EngineMetrics) -> None:
+    def __init__(self, metrics: EngineMetrics, window: int | None = None) -> None:
         self._metrics = metrics
+        if window is not None:
+            metrics.drafter_window_tokens.set(window)
 
     def kv_read(self, count: int) -> None:
         """Count ``count`` bytes of latent rows read."""
         self._metrics.kv_read_bytes.inc(count)
 
-    def step(self, result: StepResult, seconds: PhaseSeconds) -> None:
+    def verify(self, kv_bytes: int, seconds: float) -> None:
+        """Count one verify forward, of however many requests."""
+        self._metrics.timed_verify_bytes.inc(kv_bytes)
+        self._metrics.timed_verify_seconds.inc(seconds)
+
+    def step(self, result: StepResult, seconds: PhaseSeconds, *, plain: bool = False) -> None:
         """Observe one request's step. The phases are the batch's: every request in it waited for
-        them.
+        them. plain: nothing was drafted for any of them.
         """
         metrics, bucket = self._metrics, context_bucket(result.context)
         metrics.commit_len.labels(bucket).observe(result.outcome.commit_len)
@@ -26,6 +33,9 @@ class Recorder:
             metrics.drafter_span_tokens.labels(bucket).observe(result.span)
         for phase in STEP_PHASES:
             metrics.step_seconds.labels(phase, bucket).observe(getattr(seconds, phase))
+        metrics.timed_context_tokens.labels(bucket).inc(result.context)
+        if plain:
+            metrics.plain_step_seconds.labels(bucket).observe(seconds.total)
 
     def pool(self, used: int, cached: int, free: int) -> None:
         """Set the pool's slots by state."""

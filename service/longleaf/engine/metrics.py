@@ -127,6 +127,8 @@ class EngineObserver:
         self._bucket = context_bucket
         self._token_bytes = row_bytes * layers
         self._window = window
+        if window is not None:
+            self._families.drafter_window_tokens.set(window)
 
     def observe(
         self, record: StepRecord, accepted: Sequence[int], free_tokens: int | None = None
@@ -145,10 +147,17 @@ class EngineObserver:
             if record.nodes > 1:
                 span = context if self._window is None else min(context, self._window)
                 families.drafter_span_tokens.labels(bucket).observe(span)
-        families.kv_read_bytes.inc(sum(record.contexts) * self._token_bytes)
+        read = sum(record.contexts) * self._token_bytes
+        families.kv_read_bytes.inc(read)
         times = record.seconds()
         if times is not None:
-            bucket = self._bucket(max(record.contexts))
+            longest = max(record.contexts)
+            bucket = self._bucket(longest)
+            families.timed_context_tokens.labels(bucket).inc(longest)
+            families.timed_verify_bytes.inc(read)
+            families.timed_verify_seconds.inc(times.get("verify", 0.0))
+            if record.nodes == 1:
+                families.plain_step_seconds.labels(bucket).observe(times["total"])
             for phase, seconds in times.items():
                 families.step_seconds.labels(phase, bucket).observe(seconds)
         if free_tokens is not None:
