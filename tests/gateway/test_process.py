@@ -121,6 +121,12 @@ class Process:
                 assert raw, f"no line {message!r} in {self.log}"
                 self.log.append(json.loads(raw))
 
+    async def read_on(self) -> None:
+        """Read the log as it comes, to its end."""
+        assert self.child.stderr is not None
+        async for raw in self.child.stderr:
+            self.log.append(json.loads(raw))
+
     async def rest(self) -> int:
         """Read the log to its end; the exit status."""
         assert self.child.stderr is not None

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -132,6 +133,8 @@ class GatewayServer:
                 "api_keys": config.api_key_file is not None,
             }
             logger.info("gateway listens", extra={"fields": fields})
+            gc.collect()
+            gc.freeze()  # what stays for good: looking through it would hold up every stream
             await stop.wait()
             finished = await self.drain.finish(config.drain_timeout)
             logger.info("drained", extra={"fields": {"all_finished": finished}})
