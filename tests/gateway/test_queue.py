@@ -22,7 +22,7 @@ def serve(queue: FairQueue[str], now: float = 0.0) -> str:
 
 
 def test_first_come_first_served_within_a_key() -> None:
-    queue: FairQueue[str] = FairQueue(10, 10.0)
+    queue: FairQueue[str] = FairQueue(10, 10**9, 10.0)
     for name in "abc":
         queue.offer(one(name))
     assert [serve(queue) for _ in range(3)] == ["a", "b", "c"]
@@ -30,7 +30,7 @@ def test_first_come_first_served_within_a_key() -> None:
 
 
 def test_a_key_with_many_does_not_push_back_a_key_with_few() -> None:
-    queue: FairQueue[str] = FairQueue(100, 1e9)
+    queue: FairQueue[str] = FairQueue(100, 10**9, 1e9)
     for number in range(20):
         queue.offer(one(f"many{number}", key="many"))
     assert serve(queue) == "many0"
@@ -41,7 +41,7 @@ def test_a_key_with_many_does_not_push_back_a_key_with_few() -> None:
 
 
 def test_shares_are_equal_in_tokens_not_in_requests() -> None:
-    queue: FairQueue[str] = FairQueue(1000, 1e9)
+    queue: FairQueue[str] = FairQueue(1000, 10**9, 1e9)
     for number in range(100):
         queue.offer(one(f"l{number}", key="long", cost=1000))
         queue.offer(one(f"s{number}", key="short", cost=100))
@@ -50,7 +50,7 @@ def test_shares_are_equal_in_tokens_not_in_requests() -> None:
 
 
 def test_a_key_that_was_away_gets_no_credit_for_it() -> None:
-    queue: FairQueue[str] = FairQueue(100, 1e9)
+    queue: FairQueue[str] = FairQueue(100, 10**9, 1e9)
     for number in range(10):
         queue.offer(one(f"a{number}", key="a"))
     for _ in range(9):
@@ -62,7 +62,7 @@ def test_a_key_that_was_away_gets_no_credit_for_it() -> None:
 
 
 def test_priority_comes_first_and_age_catches_up() -> None:
-    queue: FairQueue[str] = FairQueue(10, aging_interval=10.0)
+    queue: FairQueue[str] = FairQueue(10, 10**9, 10.0)
     queue.offer(one("old", priority=0, arrived=0.0))
     queue.offer(one("urgent", priority=2, arrived=19.0))
     assert names(queue, now=19.9) == ["urgent", "old"]
@@ -75,7 +75,7 @@ def test_priority_comes_first_and_age_catches_up() -> None:
 
 
 def test_a_full_queue_refuses_whoever_holds_most_of_it() -> None:
-    queue: FairQueue[str] = FairQueue(4, 10.0)
+    queue: FairQueue[str] = FairQueue(4, 10**9, 10.0)
     for name in "wxyz":
         assert queue.offer(one(name, key="greedy")) is None
     again = one("again", key="greedy")
@@ -92,16 +92,25 @@ def test_a_full_queue_refuses_whoever_holds_most_of_it() -> None:
 
 
 def test_no_room_at_all() -> None:
-    queue: FairQueue[str] = FairQueue(0, 10.0)
+    queue: FairQueue[str] = FairQueue(0, 10**9, 10.0)
     waiting = one("a")
     assert queue.offer(waiting) is waiting
     assert len(queue) == 0
 
 
 def test_leaving_twice_is_once() -> None:
-    queue: FairQueue[str] = FairQueue(4, 10.0)
+    queue: FairQueue[str] = FairQueue(4, 10**9, 10.0)
     waiting = one("a")
     queue.offer(waiting)
     assert queue.remove(waiting)
     assert not queue.remove(waiting)
     assert len(queue) == 0
+
+
+def test_bodies_that_wait_are_bounded_together() -> None:
+    queue: FairQueue[str] = FairQueue(10, 1_000, 10.0)
+    large, small = (Waiting(name, "a", 0, 0.0, 1, size) for name, size in (("l", 900), ("s", 101)))
+    assert queue.offer(large) is None
+    assert queue.offer(small) is small
+    queue.remove(large)
+    assert queue.offer(small) is None

@@ -119,6 +119,8 @@ class GatewayConfig(BaseSettings):
     """Interval at which a replica's load is read."""
     queue_size: Annotated[int, Field(ge=0)] = 512
     """Requests that may wait for room."""
+    queue_bytes: Annotated[int, Field(gt=0)] = 128 * 2**20
+    """Bodies that may wait, together."""
     queue_timeout: Seconds = 30.0
     """Longest wait for room."""
     aging_interval: Seconds = 10.0

@@ -51,6 +51,8 @@ class Ask:
     priority: int = 0
     arrived: float = field(default_factory=time.monotonic)
     """Monotonic seconds; a retry keeps its first arrival."""
+    body_bytes: int = 0
+    """Memory that it takes while it waits."""
     exclude: tuple[Replica, ...] = ()
     """Replicas that have failed this request."""
 
@@ -107,7 +109,9 @@ class Admission:
         self._metrics = metrics
         self._cached_tokens = cached_tokens
         self._clock = clock
-        self._queue: FairQueue[_Entry] = FairQueue(config.queue_size, config.aging_interval)
+        self._queue: FairQueue[_Entry] = FairQueue(
+            config.queue_size, config.queue_bytes, config.aging_interval
+        )
         self._tick: asyncio.TimerHandle | None = None
         self._pump_soon = False
 
@@ -140,7 +144,7 @@ class Admission:
     async def _wait(self, ask: Ask) -> Grant:
         entry = _Entry(ask, asyncio.get_running_loop().create_future())
         cost = self._need(self._roomiest(ask), ask.demand).kv_tokens
-        waiting = Waiting(entry, ask.key, ask.priority, ask.arrived, cost)
+        waiting = Waiting(entry, ask.key, ask.priority, ask.arrived, cost, ask.body_bytes)
         victim = self._queue.offer(waiting)
         if victim is not None:
             full = SaturatedError("queue_full", self.retry_after(victim.item.ask))
@@ -179,11 +183,8 @@ class Admission:
         at the rate of late.
         """
         replicas = self._able(ask)
-        tokens = sequences = 0
-        for waiting in self._queue:
-            replica = self._roomiest(waiting.item.ask)
-            need = self._need(replica, waiting.item.ask.demand)
-            tokens, sequences = tokens + need.kv_tokens, sequences + need.sequences
+        tokens = sum(waiting.cost for waiting in self._queue)
+        sequences = sum(waiting.item.ask.demand.sequences for waiting in self._queue)
         times = []
         for replica in replicas:
             need = self._need(replica, ask.demand)

@@ -181,8 +181,8 @@ def _ask(demand: Demand, prompt: Prompt, key: ApiKey | None) -> Ask:
     said = prompt.inspection
     # Only now: what can never fit may be long, and is refused already.
     demand = replace(demand, prefix=prefix_of(prompt.text, said.model, said.names))
-    wish = prompt.inspection.priority
+    wish = said.priority
     if key is None:
-        return Ask(demand, prompt.inspection.prompt_field, "", wish or 0)
+        return Ask(demand, said.prompt_field, "", wish or 0, body_bytes=len(prompt.text))
     priority = key.priority if wish is None else min(key.priority, wish)
-    return Ask(demand, prompt.inspection.prompt_field, key.id, priority)
+    return Ask(demand, said.prompt_field, key.id, priority, body_bytes=len(prompt.text))

@@ -23,6 +23,8 @@ class Waiting(Generic[Item]):
     arrived: float
     cost: int
     """Tokens, for the fair shares."""
+    size: int = 0
+    """Bytes that it keeps in memory."""
     tag: float = 0.0
     overtaken: int = 0
     """Requests that started before this one although it was ahead of them."""
@@ -30,10 +32,12 @@ class Waiting(Generic[Item]):
 
 
 class FairQueue(Generic[Item]):
-    """At most ``size`` waiting requests. Pure: knows no clock and starts nothing."""
+    """At most ``size`` waiting requests of ``max_bytes`` together; knows no clock, starts nothing."""
 
-    def __init__(self, size: int, aging_interval: float) -> None:
+    def __init__(self, size: int, max_bytes: int, aging_interval: float) -> None:
         self._size = size
+        self._max_bytes = max_bytes
+        self._bytes = 0
         self._aging_interval = aging_interval
         self._waiting: list[Waiting[Item]] = []
         self._counts: Counter[str] = Counter()
@@ -52,6 +56,8 @@ class FairQueue(Generic[Item]):
         is full, the last of a key that holds more places than its own.
         """
         victim: Waiting[Item] | None = None
+        if self._bytes + waiting.size > self._max_bytes:
+            return waiting
         if len(self._waiting) >= self._size:
             victim = self._victim(waiting)
             if victim is waiting:
@@ -63,6 +69,7 @@ class FairQueue(Generic[Item]):
         self._finish[waiting.key] = waiting.tag + waiting.cost
         self._waiting.append(waiting)
         self._counts[waiting.key] += 1
+        self._bytes += waiting.size
         return victim
 
     def remove(self, waiting: Waiting[Item]) -> bool:
@@ -70,6 +77,7 @@ class FairQueue(Generic[Item]):
         if waiting not in self._waiting:
             return False
         self._waiting.remove(waiting)
+        self._bytes -= waiting.size
         self._counts[waiting.key] -= 1
         if not self._counts[waiting.key]:
             del self._counts[waiting.key]
