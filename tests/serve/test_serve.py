@@ -19,6 +19,9 @@ from pathlib import Path
 
 import pytest
 
+import longleaf
+from longleaf.serve.command import model_path
+
 START_SECONDS = 120.0
 
 
@@ -210,3 +213,17 @@ def test_a_wrong_engine_option_ends_with_its_message() -> None:
     assert ended.returncode == 1
     assert "context length must be at most the model's" in ended.stderr
     assert "the embedded engine ended with status" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "path"),
+    [
+        (("--model-path", "/m"), "/m"),
+        (("--log-level", "debug", "--model-path=/m/n"), "/m/n"),
+        ((), str(Path(longleaf.__file__).parent / "embedded/models/tiny-target")),
+    ],
+)
+def test_gateway_counts_with_the_tokenizer_of_the_engines_model(
+    arguments: tuple[str, ...], path: str
+) -> None:
+    assert model_path(arguments) == path

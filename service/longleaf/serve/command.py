@@ -7,10 +7,12 @@ import signal
 import socket
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import aiohttp
 import click
 
+from longleaf import embedded
 from longleaf.serve.children import Child, start_child
 
 MODEL_NAME = "longleaf-tiny"
@@ -113,11 +115,21 @@ def _engine_arguments(config: ServeConfig) -> tuple[str, ...]:
     )
 
 
+def model_path(engine_args: tuple[str, ...]) -> str:
+    """Directory of the checkpoint that the engine serves: its tokenizer is the gateway's too."""
+    for number, argument in enumerate(engine_args):
+        name, equals, value = argument.partition("=")
+        if name == "--model-path":
+            return value if equals else "".join(engine_args[number + 1 : number + 2])
+    return str(Path(embedded.__file__).parent / "models" / "tiny-target")
+
+
 def _gateway_arguments(config: ServeConfig) -> tuple[str, ...]:
     return (
         *("gateway", "--host", config.host, "--port", str(config.port)),
         *("--metrics-port", str(config.metrics_port), "--replica", config.engine_url),
         *("--drain-timeout", str(config.drain_seconds)),
+        *("--tokenizer", model_path(config.engine_args)),
     )
 
 

@@ -32,7 +32,7 @@ class Waiting(Generic[Item]):
 
 
 class FairQueue(Generic[Item]):
-    """At most ``size`` waiting requests of ``max_bytes`` together; knows no clock, starts nothing."""
+    """At most ``size`` waiting requests, of ``max_bytes`` together. Pure: knows no clock."""
 
     def __init__(self, size: int, max_bytes: int, aging_interval: float) -> None:
         self._size = size
