@@ -214,6 +214,7 @@ async def test_tls_by_file(tmp_path: Path) -> None:
             port=0,
             metrics_port=0,
             recovery_interval=0.02,
+            key_reload_interval=0.05,
             tls_certificate_file=chain,
             tls_key_file=key,
         )
@@ -231,6 +232,19 @@ async def test_tls_by_file(tmp_path: Path) -> None:
                     await asyncio.sleep(0.01)
             async with http.post(url + CHAT, json=chat(stream=True)) as response:
                 assert await response.read() == captured_body("chat_stream")
+            renewed = authority.issue_cert("127.0.0.1", common_name="renewed")
+            key.write_bytes(renewed.private_key_pem.bytes())
+            chain.write_bytes(b"".join(pem.bytes() for pem in renewed.cert_chain_pems))
+
+            async def name() -> str:
+                _, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=trust)
+                subject = dict(part[0] for part in writer.get_extra_info("peercert")["subject"])
+                writer.transport.abort()
+                return str(subject.get("commonName"))
+
+            async with asyncio.timeout(LIMIT):
+                while await name() != "renewed":  # noqa: ASYNC110 - it lies behind TLS
+                    await asyncio.sleep(0.05)
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(wire(chat()))
             assert not (await rest(reader)).startswith(b"HTTP/")  # no plain text

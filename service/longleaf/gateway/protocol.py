@@ -119,12 +119,12 @@ class _Request:
     async def send(self, message: Message) -> None:
         """ASGI's. The head leaves with the body's first part."""
         connection = self._connection
+        if message["type"] == "http.response.start":
+            self._start(message)  # without waiting: a comment's head must not come after a body
+            return
         if connection.write_paused and not self.gone:
             await connection.until_writable()
         if self.gone:
-            return
-        if message["type"] == "http.response.start":
-            self._start(message)
             return
         body: bytes = message.get("body", b"")
         more: bool = message.get("more_body", False)

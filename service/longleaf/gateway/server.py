@@ -6,6 +6,7 @@ import gc
 import logging
 import signal
 import socket
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -102,12 +103,36 @@ class GatewayServer:
                 if ended:
                     raise RuntimeError("the server ended while starting") from ended[0].exception()
                 await asyncio.sleep(0.01)
+            tasks.append(asyncio.create_task(self._follow_certificate()))
             yield
         finally:
             self.drain.begin()
             self.drain.expire()
             public.should_exit = admin.should_exit = True
-            await asyncio.gather(*tasks)
+            for task in tasks[2:]:
+                task.cancel()
+            await asyncio.gather(*tasks[:2])
+            await asyncio.gather(*tasks[2:], return_exceptions=True)
+
+    async def _follow_certificate(self) -> None:
+        """Use the certificate anew whenever its files change: they are renewed in place."""
+        certificate, key = self._config.tls_certificate_file, self._config.tls_key_file
+        context = self._public.config.ssl
+        if context is None or certificate is None or key is None:
+            return
+        seen = _version(certificate), _version(key)
+        while True:
+            await asyncio.sleep(self._config.key_reload_interval)
+            version = _version(certificate), _version(key)
+            if version == seen:
+                continue
+            seen = version
+            try:
+                context.load_cert_chain(certificate, key)
+            except (OSError, ssl.SSLError) as error:
+                logger.error("certificate not read again", extra={"fields": {"why": str(error)}})
+            else:
+                logger.info("certificate read again", extra={"fields": {"file": str(certificate)}})
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, then drain; a second signal ends running answers."""
@@ -138,6 +163,14 @@ class GatewayServer:
             await stop.wait()
             finished = await self.drain.finish(config.drain_timeout)
             logger.info("drained", extra={"fields": {"all_finished": finished}})
+
+
+def _version(path: Path) -> tuple[int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return 0, 0
+    return status.st_mtime_ns, status.st_ino
 
 
 def _server(

@@ -61,7 +61,7 @@ def _generation(schema: type[GenerationRequest], what: str) -> dict[str, Any]:
                 "description": f"The {what}, or its chunks as server-sent events if `stream`.",
                 "content": {
                     "application/json": {"schema": {"type": "object"}},
-                    "text/event-stream": {"schema": {"type": "string"}},
+                    "text/event-stream": {},
                 },
             }
         },
