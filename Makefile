@@ -16,8 +16,8 @@ BENCH_ARGS ?=
 ENGINE_MEASURED := build/engine-h200.json
 KERNEL_BENCH = PYTHONPATH=kernels:service:. $(PYTHON) -m kernel_bench
 
-.PHONY: help serve test lint format lock bench-commit bench-gateway clean kernels test-torch check-kernels \
-	gpu-payload test-gpu bench-engine plot \
+.PHONY: help serve test lint format lock bench-commit bench-gateway test-clients clean kernels test-torch check-kernels \
+	gpu-payload test-gpu bench-engine plot predict-engine check-tp \
 	bench-budget test-engine bench-kernels plot-kernels predict-kernels sanitize-kernels
 
 help: ## List the targets
@@ -77,6 +77,9 @@ bench-engine: ## On the GPU host: measure SGLang with DDTREE and without; writes
 	bash ops/gpu/host.sh $(PYTHON) -m ops.gpu.measure --out $(ENGINE_MEASURED) $(BENCH_ARGS)
 	PYTHONPATH=service:kernels:. $(PYTHON) -m ops.gpu.report $(ENGINE_MEASURED)
 
+predict-engine: $(VENV)/.dev ## Print what the model predicts for 8 x RTX PRO 6000; BENCH_ARGS=--readme renews ops/gpu/README.md
+	PYTHONPATH=kernels:service:. $(BIN)/python -m ops.gpu.predict $(BENCH_ARGS)
+
 plot: $(VENV)/.dev ## Draw step time against context from ops/results/engine-h200.json
 	$(BIN)/python -m ops.gpu.plot
 
@@ -93,11 +96,14 @@ lock: $(VENV)/.dev ## Resolve the locked versions again
 bench-budget: $(VENV)/.dev ## Simulate the adaptive budget on recorded trees; writes ops/results/budget.json
 	$(BIN)/python -m ops.bench.budget
 
+test-clients: $(VENV)/.dev .venv-clients/.ready ## Test the gateway with clients of other projects
+	$(BIN)/python -m pytest tests/gateway/test_real_clients.py $(PYTEST_ARGS)
+
 bench-gateway: $(VENV)/.dev .venv-peers/.ready .venv-litellm/.ready ## Measure the gateway beside its peers; writes ops/results/gateway.json
 	$(BIN)/python -m ops.bench.gateway $(BENCH_ARGS)
 
 clean: ## Remove the venv and caches
-	rm -rf $(VENV) $(TORCH_VENV) $(ENGINE_VENV) $(CUDA_VENV) build kernels/longleaf_kernels/lib .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TORCH_VENV) $(ENGINE_VENV) $(CUDA_VENV) .venv-peers .venv-litellm .venv-clients build kernels/longleaf_kernels/lib .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(VENV)/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "longleaf needs Python 3.11 or newer, this is " + sys.version)'
