@@ -166,7 +166,7 @@ class PromptReader:
         header = {
             "kind": "prompt",
             "route": route,
-            "tokenizers": dict(self._tokenizers),
+            "tokenizers": {**self._tokenizers, **dict.fromkeys(self._wrong)},
             "most": self._most(),
         }
         answer = await self._pool.run(header, text)

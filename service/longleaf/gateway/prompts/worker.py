@@ -43,7 +43,7 @@ class Worker:
         except WrongBodyError as error:
             return {"wrong": str(error), "param": error.param}
         answer: dict[str, Any] = {"inspection": asdict(inspection)}
-        paths: Mapping[str, str] = header["tokenizers"]
+        paths: Mapping[str, str | None] = header["tokenizers"]  # "": of every other model
         path = paths.get(inspection.model, paths.get(""))
         if path is not None and inspection.plain and inspection.given_tokens is None:
             answer |= self._count(path, fields, inspection, header["most"])
