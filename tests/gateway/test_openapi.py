@@ -13,6 +13,7 @@ from schemathesis.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+from schemathesis.core.result import Ok
 
 from tests.gateway.faulty_replica import answer_captured_chat
 from tests.gateway.running import gateway_over
@@ -38,7 +39,7 @@ def fuzz(url: str, document: dict[str, Any], mode: GenerationMode) -> Counter[tu
             suppress_health_check=EVERYTHING,
         )
         @given(case=operation.as_strategy(generation_mode=mode))
-        def ask(case: Case) -> None:
+        def ask(case: Case[Any]) -> None:
             if isinstance(case.body, dict) and case.body.get("model"):
                 case.body["model"] = "tiny"  # else all that is seen is 404
             response = case.call(base_url=url)
@@ -54,6 +55,7 @@ def fuzz(url: str, document: dict[str, Any], mode: GenerationMode) -> Counter[tu
         ask()
 
     for result in schema.get_all_operations():
+        assert isinstance(result, Ok)
         operation = result.ok()
         if (
             mode is GenerationMode.POSITIVE or operation.method == "post"

@@ -7,6 +7,8 @@ Runs in a Python that has these clients; imports nothing of Longleaf.
 
 import json
 import sys
+from importlib import import_module
+from typing import Any
 
 ASK = [{"role": "user", "content": "Count from 1 to 20."}]
 LONG = [{"role": "user", "content": "one two three " * 20_000}]
@@ -14,10 +16,15 @@ LONG = [{"role": "user", "content": "one two three " * 20_000}]
 
 def ask_litellm(url: str, model: str) -> dict[str, object]:
     """LiteLLM's own client, told that this is an OpenAI-like server."""
-    import litellm
+    litellm = import_module("litellm")
 
     litellm.suppress_debug_info = True
-    common = {"model": f"openai/{model}", "api_base": url, "api_key": "none", "temperature": 0}
+    common: dict[str, Any] = {
+        "model": f"openai/{model}",
+        "api_base": url,
+        "api_key": "none",
+        "temperature": 0,
+    }
     few = {**common, "messages": ASK, "max_tokens": 24, "num_retries": 0}
     whole = litellm.completion(**few)
     stream = litellm.completion(**few, stream=True, stream_options={"include_usage": True})
@@ -45,9 +52,14 @@ def ask_litellm(url: str, model: str) -> dict[str, object]:
 
 def ask_langchain(url: str, model: str) -> dict[str, object]:
     """LangChain's chat model for OpenAI."""
-    from langchain_openai import ChatOpenAI
+    ChatOpenAI = import_module("langchain_openai").ChatOpenAI
 
-    common = {"base_url": url, "api_key": "none", "temperature": 0, "max_tokens": 24}
+    common: dict[str, Any] = {
+        "base_url": url,
+        "api_key": "none",
+        "temperature": 0,
+        "max_tokens": 24,
+    }
     chat = ChatOpenAI(model=model, max_retries=0, stream_usage=True, **common)
     whole = chat.invoke(ASK)
     parts = list(chat.stream(ASK))
