@@ -16,7 +16,7 @@ LONG = [{"role": "user", "content": "one two three " * 20_000}]
 
 def ask_litellm(url: str, model: str) -> dict[str, object]:
     """LiteLLM's own client, told that this is an OpenAI-like server."""
-    litellm = import_module("litellm")
+    litellm: Any = import_module("litellm")
 
     litellm.suppress_debug_info = True
     common: dict[str, Any] = {
@@ -52,7 +52,7 @@ def ask_litellm(url: str, model: str) -> dict[str, object]:
 
 def ask_langchain(url: str, model: str) -> dict[str, object]:
     """LangChain's chat model for OpenAI."""
-    ChatOpenAI = import_module("langchain_openai").ChatOpenAI
+    make: Any = import_module("langchain_openai").ChatOpenAI
 
     common: dict[str, Any] = {
         "base_url": url,
@@ -60,7 +60,7 @@ def ask_langchain(url: str, model: str) -> dict[str, object]:
         "temperature": 0,
         "max_tokens": 24,
     }
-    chat = ChatOpenAI(model=model, max_retries=0, stream_usage=True, **common)
+    chat = make(model=model, max_retries=0, stream_usage=True, **common)
     whole = chat.invoke(ASK)
     parts = list(chat.stream(ASK))
     usage = [part.usage_metadata for part in parts if part.usage_metadata]
@@ -70,7 +70,7 @@ def ask_langchain(url: str, model: str) -> dict[str, object]:
         ("unknown_model", "nobody", ASK),
     ):
         try:
-            ChatOpenAI(model=model_name, max_retries=0, **common).invoke(messages)
+            make(model=model_name, max_retries=0, **common).invoke(messages)
         except Exception as error:
             errors[name] = [cls.__name__ for cls in type(error).__mro__]
     return {
