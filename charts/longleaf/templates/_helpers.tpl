@@ -1,0 +1,131 @@
+{{- define "longleaf.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" }}
+{{- end }}
+
+{{/* At most 40 characters: a StatefulSet's pods carry its name and a hash in a label of 63. */}}
+{{- define "longleaf.fullname" -}}
+{{- $name := include "longleaf.name" . }}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" }}
+{{- else if contains $name .Release.Name }}
+{{- .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- define "longleaf.labels" -}}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+{{ include "longleaf.selector" . }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- define "longleaf.selector" -}}
+app.kubernetes.io/name: {{ include "longleaf.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{/* Reference of an image: (dict "image" … "root" $). */}}
+{{- define "longleaf.image" -}}
+{{- if .image.digest }}
+{{- printf "%s@%s" .image.repository .image.digest }}
+{{- else }}
+{{- printf "%s:%s" .image.repository (default .root.Chart.AppVersion .image.tag) }}
+{{- end }}
+{{- end }}
+
+{{- define "longleaf.engineImage" -}}
+{{- $image := ternary .Values.gateway.image .Values.engine.image (eq .Values.engine.kind "embedded") }}
+{{- include "longleaf.image" (dict "image" $image "root" .) }}
+{{- end }}
+
+{{- define "longleaf.engineAccount" -}}
+{{- $made := .Values.engine.serviceAccount.create }}
+{{- default (ternary (printf "%s-engine" (include "longleaf.fullname" .)) "default" $made) .Values.engine.serviceAccount.name }}
+{{- end }}
+
+{{- define "longleaf.gatewayAccount" -}}
+{{- $made := .Values.gateway.serviceAccount.create }}
+{{- default (ternary (printf "%s-gateway" (include "longleaf.fullname" .)) "default" $made) .Values.gateway.serviceAccount.name }}
+{{- end }}
+
+{{- define "longleaf.downloads" -}}
+{{- if and .Values.model.download.enabled (eq .Values.engine.kind "sglang") }}true{{- end }}
+{{- end }}
+
+{{- define "longleaf.drains" -}}
+{{- int .Values.longestRequestSeconds }}
+{{- end }}
+
+{{/* Topology spread constraints with the pods' own selector: (dict "spread" … "component" … "root" $). */}}
+{{- define "longleaf.spread" -}}
+{{- range .spread }}
+- {{ toYaml . | nindent 2 | trim }}
+  {{- if not .labelSelector }}
+  labelSelector:
+    matchLabels:
+      {{- include "longleaf.selector" $.root | nindent 6 }}
+      app.kubernetes.io/component: {{ $.component }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Egress to the cluster's DNS. */}}
+{{- define "longleaf.dns" -}}
+- to:
+    - namespaceSelector: {}
+      podSelector:
+        matchLabels:
+          k8s-app: kube-dns
+  ports:
+    - {protocol: UDP, port: 53}
+    - {protocol: TCP, port: 53}
+{{- end }}
+
+{{/* What needs two values at once, which a schema cannot say. */}}
+{{- define "longleaf.validate" -}}
+{{- $engine := .Values.engine }}
+{{- if eq $engine.kind "sglang" }}
+{{- if gt (int $engine.contextLength) (int $engine.kvPoolTokens) }}
+{{- fail (printf "engine.contextLength is %d, above engine.kvPoolTokens of %d: such a request could never run" (int $engine.contextLength) (int $engine.kvPoolTokens)) }}
+{{- end }}
+{{- if ne (int $engine.tensorParallel) (int $engine.gpus) }}
+{{- fail (printf "engine.tensorParallel is %d, engine.gpus is %d: they must be equal" (int $engine.tensorParallel) (int $engine.gpus)) }}
+{{- end }}
+{{- with $engine.speculative }}
+{{- if and .enabled (not (kindIs "invalid" .draftWindow)) (lt (int .draftWindow) (int .blockSize)) }}
+{{- fail (printf "engine.speculative.draftWindow is %d, below the block of %d that it must hold" (int .draftWindow) (int .blockSize)) }}
+{{- end }}
+{{- range .capturedNodes }}
+{{- if gt (int .) (int $engine.speculative.nodes) }}
+{{- fail (printf "engine.speculative.capturedNodes has %d, above nodes of %d" (int .) (int $engine.speculative.nodes)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if and (eq .Values.model.volume.type "claim") (not .Values.model.volume.claimName) }}
+{{- fail "model.volume.type is claim: give model.volume.claimName" }}
+{{- end }}
+{{- with .Values.model.download }}
+{{- if and .enabled (not .targetRevision) }}
+{{- fail "model.download.enabled: give model.download.targetRevision, a commit" }}
+{{- end }}
+{{- if and .enabled .drafterRepository (not .drafterRevision) }}
+{{- fail "model.download.drafterRepository: give model.download.drafterRevision, a commit" }}
+{{- end }}
+{{- end }}
+{{- else if gt (int $engine.embedded.contextLength) (int $engine.embedded.kvPoolTokens) }}
+{{- fail (printf "engine.embedded.contextLength is %d, above engine.embedded.kvPoolTokens of %d: such a request could never run" (int $engine.embedded.contextLength) (int $engine.embedded.kvPoolTokens)) }}
+{{- end }}
+{{- if and .Values.keda.enabled (eq .Values.keda.target "gateway") .Values.gateway.autoscaling.enabled }}
+{{- fail "keda.target is gateway and gateway.autoscaling is enabled: two autoscalers would fight" }}
+{{- end }}
+{{- range $name, $scale := dict "gateway.autoscaling" .Values.gateway.autoscaling "keda" .Values.keda }}
+{{- if gt (int $scale.minReplicas) (int $scale.maxReplicas) }}
+{{- fail (printf "%s.minReplicas is %d, above maxReplicas of %d" $name (int $scale.minReplicas) (int $scale.maxReplicas)) }}
+{{- end }}
+{{- end }}
+{{- end }}

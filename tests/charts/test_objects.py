@@ -1,0 +1,339 @@
+"""What the objects say, shape by shape."""
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from longleaf.embedded.command import embedded_command
+from longleaf.engine.launch import engine_command
+from longleaf.gateway.command import gateway_command, load_config
+from longleaf.gateway.config import GatewayConfig
+from tests.charts.rendering import SHAPES, Object, Rendered, Tools, container, environment
+
+
+def _gateway_config(rendered: Rendered) -> GatewayConfig:
+    """The configuration that the gateway's own command reads from the rendered arguments."""
+    arguments = container(rendered.gateway, "gateway")["args"]
+    assert arguments[0] == "gateway"
+    context = gateway_command.make_context("gateway", list(arguments[1:]))
+    flags = {name: value for name, value in context.params.items() if name != "log_level"}
+    return load_config(**flags)
+
+
+def _terms(spec: Object) -> dict[str, Any]:
+    node = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    (term,) = node["nodeSelectorTerms"]
+    return {one["key"]: (one["operator"], one["values"]) for one in term["matchExpressions"]}
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_pods_are_locked_down(tools: Tools, shape: str) -> None:
+    for name, spec in tools.template(shape).pod_specs():
+        assert spec["securityContext"]["runAsNonRoot"] is True, name
+        assert spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault", name
+        for one in [*spec["containers"], *spec.get("initContainers", ())]:
+            context = one["securityContext"]
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert {"cpu", "memory"} <= set(one["resources"]["requests"])
+            assert "memory" in one["resources"]["limits"]
+        tokens = spec["automountServiceAccountToken"]
+        assert tokens is name.endswith("-gateway"), name
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_mounts_have_volumes_and_ports_have_names(tools: Tools, shape: str) -> None:
+    rendered = tools.template(shape)
+    claims = {
+        claim["metadata"]["name"]
+        for claim in rendered.of("StatefulSet")["spec"].get("volumeClaimTemplates", ())
+    }
+    for name, spec in rendered.pod_specs():
+        volumes = {volume["name"] for volume in spec.get("volumes", ())}
+        if name.endswith("-engine"):
+            volumes |= claims
+        mounted = {
+            mount["name"]
+            for one in [*spec["containers"], *spec.get("initContainers", ())]
+            for mount in one.get("volumeMounts", ())
+        }
+        assert mounted == volumes, name
+    for service in (one for one in rendered.objects if one["kind"] == "Service"):
+        for port in service["spec"]["ports"]:
+            assert {"name", "protocol", "port", "targetPort"} == set(port)
+
+
+def test_an_engine_takes_the_whole_node(default: Rendered) -> None:
+    spec = default.engine
+    for name in ("engine", "preflight"):
+        resources = container(spec, name)["resources"]
+        assert resources["requests"]["nvidia.com/gpu"] == "8"
+        assert resources["limits"]["nvidia.com/gpu"] == "8"
+    terms = _terms(spec)
+    assert terms["nvidia.com/gpu.count"] == ("Gt", ["7"])
+    assert terms["nvidia.com/gpu.compute.major"] == ("In", ["12"])
+    operator, products = terms["nvidia.com/gpu.product"]
+    assert (operator, len(products)) == ("In", 3)
+    assert all(
+        product.startswith("NVIDIA-RTX-PRO-6000-Blackwell-") and len(product) <= 63
+        for product in products
+    )
+    assert spec["tolerations"] == [
+        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    ]
+
+
+def test_shared_memory_is_memory(default: Rendered) -> None:
+    volumes = {volume["name"]: volume for volume in default.engine["volumes"]}
+    assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "32Gi"}
+    for name in ("engine", "preflight"):
+        mounts = {mount["name"]: mount for mount in container(default.engine, name)["volumeMounts"]}
+        assert mounts["shm"]["mountPath"] == "/dev/shm"
+        assert mounts["models"]["readOnly"] is True
+
+
+def test_weights_may_load_for_an_hour_and_a_busy_engine_lives(default: Rendered) -> None:
+    engine = container(default.engine, "engine")
+    startup, liveness = engine["startupProbe"], engine["livenessProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 3600
+    assert startup["exec"] == engine["readinessProbe"]["exec"]
+    ready = startup["exec"]["command"][-1]
+    assert f"--ready-file={ready}" in engine["args"]
+    assert liveness["httpGet"]["path"] == "/health"
+    assert liveness["timeoutSeconds"] > 20  # SGLang's own limit of that request
+    assert liveness["periodSeconds"] * liveness["failureThreshold"] >= 600
+
+
+@pytest.mark.parametrize("longest", [60, 3600, 7200])
+def test_everything_waits_for_the_longest_request(tools: Tools, longest: int) -> None:
+    rendered = tools.template("default", {"longestRequestSeconds": longest})
+    engine, gateway = rendered.engine, rendered.gateway
+    config = _gateway_config(rendered)
+    assert config.drain_timeout == config.first_byte_timeout == longest
+    context = engine_command.make_context("engine", list(container(engine, "engine")["args"][1:]))
+    assert context.params["stop_seconds"] == longest
+    for spec, name in ((engine, "engine"), (gateway, "gateway")):
+        sleep = int(container(spec, name)["lifecycle"]["preStop"]["exec"]["command"][1])
+        assert sleep > 0
+        assert spec["terminationGracePeriodSeconds"] > sleep + longest
+
+
+def test_the_engine_is_started_as_its_command_reads(full: Rendered) -> None:
+    engine = container(full.engine, "engine")
+    context = engine_command.make_context("engine", list(engine["args"][1:]))
+    arguments = context.params["sglang_args"]
+    assert context.params["start_seconds"] == 3600
+    for word in (
+        *("--tp-size=8", "--context-length=200000", "--max-total-tokens=218000"),
+        *("--page-size=1", "--attention-backend=longleaf_mla", "--speculative-algorithm=DDTREE"),
+        *("--speculative-num-draft-tokens=64", "--speculative-draft-window-size=2048"),
+        *("--kv-cache-dtype=fp8_e4m3", "--api-key=$(LONGLEAF_ENGINE_API_KEY)"),
+        *("--model-path=/models/target", "--speculative-draft-model-path=/models/drafter"),
+    ):
+        assert word in arguments
+    assert arguments[-2:] == ("--reasoning-parser=kimi_k2", "--tool-call-parser=kimi_k2")
+    variables = environment(engine)
+    assert variables["LONGLEAF_ENGINE"] == '{"nodes":[1,8,16,32,64]}'
+    assert variables["NCCL_P2P_DISABLE"] == "1"
+    assert variables["NCCL_DEBUG"] == "INFO"
+    assert "NCCL_P2P_LEVEL" not in variables
+    assert variables["LONGLEAF_ENGINE_API_KEY"]["secretKeyRef"]["name"] == "longleaf-engine-key"
+
+
+def test_preflight_sees_what_the_engine_sees(full: Rendered) -> None:
+    engine, preflight = container(full.engine, "engine"), container(full.engine, "preflight")
+    assert [one["name"] for one in full.engine["initContainers"]] == ["download", "preflight"]
+    for field in ("image", "env", "volumeMounts", "resources"):
+        assert preflight[field] == engine[field], field
+
+
+def test_nccl_is_set_for_pcie(default: Rendered) -> None:
+    variables = environment(container(default.engine, "engine"))
+    assert {name: value for name, value in variables.items() if name.startswith("NCCL")} == {
+        "NCCL_P2P_LEVEL": "SYS",
+        "NCCL_IB_DISABLE": "1",
+        "NCCL_NVLS_ENABLE": "0",
+        "NCCL_SOCKET_IFNAME": "lo",
+        "NCCL_DEBUG": "WARN",
+    }
+
+
+def test_the_gateway_follows_the_engines_service(full: Rendered) -> None:
+    config = _gateway_config(full)
+    service = full.of("Service", "chat-longleaf-engine")
+    assert config.kubernetes_service == "serving/chat-longleaf-engine"
+    assert service["spec"]["clusterIP"] == "None"
+    assert config.kubernetes_port == service["spec"]["ports"][0]["name"]
+    assert full.of("StatefulSet")["spec"]["serviceName"] == service["metadata"]["name"]
+    assert config.host == config.metrics_host == "0.0.0.0"
+    assert (config.tpot_ms, config.ttft_ms) == (60, 120_000)
+    assert str(config.api_key_file) == "/etc/longleaf/keys/keys"
+    assert str(config.tls_key_file) == "/etc/longleaf/tls/tls.key"
+    gateway = container(full.gateway, "gateway")
+    assert gateway["readinessProbe"]["httpGet"]["scheme"] == "HTTPS"
+    key = environment(gateway)["LONGLEAF_GATEWAY_UPSTREAM_API_KEY"]
+    assert key["secretKeyRef"] == {"name": "longleaf-engine-key", "key": "key"}
+
+
+def test_rollouts_keep_gateways(default: Rendered) -> None:
+    spec = default.of("Deployment")["spec"]
+    assert spec["replicas"] == 2
+    assert spec["strategy"]["rollingUpdate"] == {"maxUnavailable": 0, "maxSurge": 1}
+    budget = default.of("PodDisruptionBudget", "chat-longleaf-gateway")
+    assert budget["spec"]["maxUnavailable"] == 1
+    assert budget["spec"]["selector"] == spec["selector"]
+
+
+def test_the_gateways_account_may_watch_endpointslices_alone(default: Rendered) -> None:
+    role = default.of("Role")
+    assert role["rules"] == [
+        {
+            "apiGroups": ["discovery.k8s.io"],
+            "resources": ["endpointslices"],
+            "verbs": ["list", "watch"],
+        }
+    ]
+    binding = default.of("RoleBinding")
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+    (subject,) = binding["subjects"]
+    assert subject["name"] == default.gateway["serviceAccountName"]
+    assert subject["namespace"] == "serving"
+    assert not {"ClusterRole", "ClusterRoleBinding"} & default.kinds()
+
+
+def test_network_policy_denies_by_default(default: Rendered) -> None:
+    deny = default.of("NetworkPolicy", "chat-longleaf-deny")["spec"]
+    assert set(deny) == {"podSelector", "policyTypes"}
+    assert deny["policyTypes"] == ["Ingress", "Egress"]
+    for one in default.objects:
+        if one["kind"] in {"Deployment", "StatefulSet"}:
+            labels = one["spec"]["template"]["metadata"]["labels"]
+            assert deny["podSelector"]["matchLabels"].items() <= labels.items()
+    engine = default.of("NetworkPolicy", "chat-longleaf-engine")["spec"]
+    (rule,) = engine["ingress"]
+    assert rule["ports"] == [{"protocol": "TCP", "port": 30000}]
+    peer = rule["from"][0]["podSelector"]["matchLabels"]
+    gateway = default.of("Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert peer.items() <= gateway.items()
+    assert [port["port"] for to in engine["egress"] for port in to["ports"]] == [53, 53]
+
+
+def test_downloads_open_the_hub_and_closed_lists_are_kept(full: Rendered) -> None:
+    engine = full.of("NetworkPolicy", "chat-longleaf-engine")["spec"]
+    assert [port["port"] for to in engine["egress"] for port in to["ports"]] == [53, 53, 443]
+    gateway = full.of("NetworkPolicy", "chat-longleaf-gateway")["spec"]
+    clients = gateway["ingress"][0]["from"]
+    assert clients[-1]["podSelector"]["matchLabels"]["app.kubernetes.io/component"] == "test"
+    api = gateway["egress"][2]
+    assert api["to"] == [{"ipBlock": {"cidr": "10.0.0.1/32"}}]
+    assert [port["port"] for port in api["ports"]] == [6443]
+
+
+def test_minimal_needs_no_gpu(minimal: Rendered) -> None:
+    assert "nvidia.com/gpu:" not in minimal.text
+    assert "affinity" not in minimal.engine
+    engine = container(minimal.engine, "engine")
+    assert engine["image"] == container(minimal.gateway, "gateway")["image"]
+    assert "initContainers" not in minimal.engine
+    context = embedded_command.make_context("embedded", list(engine["args"][1:]))
+    assert context.params["served_model_name"] == "longleaf-tiny"
+    assert context.params["max_total_tokens"] == 40_960
+    assert engine["readinessProbe"]["httpGet"] == {"path": "/health", "port": "http"}
+
+
+def test_multi_node_spreads_and_keeps_the_charts_own_terms(multi_node: Rendered) -> None:
+    spec = multi_node.of("StatefulSet")["spec"]
+    assert spec["replicas"] == 4
+    assert spec["podManagementPolicy"] == "Parallel"
+    assert spec["volumeClaimTemplates"][0]["spec"]["storageClassName"] == "local-nvme"
+    engine = multi_node.engine
+    assert "nvidia.com/gpu.product" in _terms(engine)
+    assert engine["affinity"]["podAntiAffinity"]
+    spread = engine["topologySpreadConstraints"]
+    assert [one["topologyKey"] for one in spread] == [
+        "kubernetes.io/hostname",
+        "topology.kubernetes.io/zone",
+    ]
+    for one in spread:
+        assert one["labelSelector"]["matchLabels"] == spec["selector"]["matchLabels"]
+
+
+def test_autoscalers_own_the_replicas(full: Rendered) -> None:
+    assert "replicas" not in full.of("Deployment")["spec"]
+    assert "replicas" not in full.of("StatefulSet")["spec"]
+    target = full.of("ScaledObject")["spec"]
+    assert target["scaleTargetRef"]["kind"] == "StatefulSet"
+    assert target["scaleTargetRef"]["name"] == full.of("StatefulSet")["metadata"]["name"]
+    query = target["triggers"][0]["metadata"]["query"]
+    assert query == 'sum(longleaf_gateway_queue_depth{namespace="serving"})'
+    scaler = full.of("HorizontalPodAutoscaler")["spec"]
+    assert scaler["scaleTargetRef"]["name"] == full.of("Deployment")["metadata"]["name"]
+
+
+def test_proxies_do_not_end_or_hold_back_streams(full: Rendered) -> None:
+    annotations = full.of("Ingress")["metadata"]["annotations"]
+    prefix = "nginx.ingress.kubernetes.io/"
+    assert annotations[f"{prefix}proxy-buffering"] == "off"
+    assert annotations[f"{prefix}proxy-read-timeout"] == "3600"
+    assert annotations[f"{prefix}proxy-body-size"] == "128m"
+    (rule,) = full.of("HTTPRoute")["spec"]["rules"]
+    assert rule["timeouts"] == {"request": "0s", "backendRequest": "0s"}
+
+
+def test_monitors_select_what_there_is(full: Rendered) -> None:
+    monitor = full.of("ServiceMonitor")["spec"]
+    service = full.of("Service", "chat-longleaf-gateway-metrics")
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["endpoints"][0]["port"] == service["spec"]["ports"][0]["name"]
+    public = full.of("Service", "chat-longleaf-gateway")
+    assert not monitor["selector"]["matchLabels"].items() <= public["metadata"]["labels"].items()
+    ports = {port["name"] for one in full.engine["containers"] for port in one["ports"]}
+    scraped = {one["port"] for one in full.of("PodMonitor")["spec"]["podMetricsEndpoints"]}
+    assert scraped == ports == {"http", "gpu-metrics"}
+
+
+def test_long_names_stay_valid(tools: Tools) -> None:
+    rendered = tools.template("full", release="a" * 53)
+    names = [one["metadata"]["name"] for one in rendered.objects]
+    assert max(map(len, names)) <= 63
+    assert len({(one["kind"], one["metadata"]["name"]) for one in rendered.objects}) == len(names)
+
+
+def test_notes_say_how_to_call_it(tools: Tools) -> None:
+    text = tools.helm(
+        *("install", "chat", "charts/longleaf", "--dry-run=client", "--namespace", "serving")
+    )
+    notes = text.partition("NOTES:")[2]
+    assert "/v1/chat/completions" in notes
+    assert "logs chat-longleaf-engine-0 -c preflight" in notes
+    assert "whoever reaches the gateway may use it" in notes
+
+
+def test_helm_test_is_a_chat_completion(minimal: Rendered, gateway_url: str) -> None:
+    """The test pod's own script, against a running gateway and embedded engine."""
+    pod = minimal.of("Pod")
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    chat = container(pod["spec"], "chat")
+    variables = environment(chat)
+    assert variables["URL"] == "http://chat-longleaf-gateway.serving:80"
+    done = subprocess.run(
+        [sys.executable, "-c", chat["args"][0]],
+        env={**os.environ, **variables, "URL": gateway_url},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "1, 2, 3" in done.stdout
+    wrong = subprocess.run(
+        [sys.executable, "-c", chat["args"][0]],
+        env={**os.environ, **variables, "URL": gateway_url, "MODEL": "another"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert wrong.returncode != 0

@@ -1,0 +1,133 @@
+"""values.yaml and its schema: complete, explained, accepting what is real, refusing the rest."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.charts.rendering import CHART, HelmError, Tools, load_yaml
+
+
+def _keys(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield (*path, name)
+            yield from _keys(inner, (*path, name))
+
+
+def test_every_value_has_a_comment() -> None:
+    """A comment stands above each key, but above those that only group, and Kubernetes' own."""
+    kubernetes = {"resources", "embeddedResources", "podSecurityContext", "securityContext"}
+    kubernetes |= {"tolerations", "topologySpread"}
+    lines = (CHART / "values.yaml").read_text().splitlines()
+    bare: list[str] = []
+    inside: list[tuple[int, str]] = []
+    for number, line in enumerate(lines):
+        found = re.match(r"^( *)([A-Za-z0-9_.]+):(.*)$", line)
+        if found is None:
+            continue
+        indent, name = len(found[1]), found[2]
+        inside = [entry for entry in inside if entry[0] < indent]
+        above = {entry[1] for entry in inside}
+        foreign = above & kubernetes or {"networkPolicy", "monitoring"} <= above
+        explained = lines[number - 1].lstrip().startswith("#")
+        group = not found[3].strip() and not lines[number + 1].lstrip().startswith("-")
+        if not (explained or group or foreign):
+            bare.append(f"{number + 1}: {line.strip()}")
+        inside.append((indent, name))
+    assert bare == []
+
+
+def _resolve(schema: Any, root: Any) -> Any:
+    while "$ref" in schema:
+        schema = root["definitions"][schema["$ref"].rpartition("/")[2]]
+    return schema
+
+
+def test_schema_and_values_name_the_same() -> None:
+    root = json.loads((CHART / "values.schema.json").read_text())
+    values = load_yaml(CHART / "values.yaml")
+
+    def compare(value: Any, schema: Any, path: str) -> None:
+        schema = _resolve(schema, root)
+        named = schema.get("properties")
+        if not isinstance(value, dict) or named is None:
+            return
+        assert schema["additionalProperties"] is False, path
+        required_in_values = set(named) - {"global"}
+        if path.rpartition(".")[2] not in {"affinity", "resources", "embeddedResources"}:
+            assert required_in_values == set(value), path
+        for name, inner in value.items():
+            compare(inner, named[name], f"{path}.{name}")
+
+    compare(values, root, "")
+    assert len(list(_keys(values))) > 150
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("engine.replica", 2, "replica"),
+        ("gatway", {}, "gatway"),
+        ("gateway.autoscaling.enable", True, "enable"),
+        ("engine.tensorParallel", 4, "tensorParallel"),
+        ("engine.gpus", 7, "gpus"),
+        ("engine.contextLength", 300_000, "above engine.kvPoolTokens of 218000"),
+        ("engine.contextLength", "200k", "contextLength"),
+        ("engine.speculative.draftWindow", 4, "below the block of 8"),
+        ("engine.speculative.nodes", 129, "nodes"),
+        ("engine.speculative.capturedNodes", [1, 64], "above nodes of 32"),
+        ("engine.memoryFraction", 1.5, "memoryFraction"),
+        ("engine.kvCacheDtype", "fp4", "kvCacheDtype"),
+        ("engine.liveness.timeoutSeconds", 1, "timeoutSeconds"),
+        ("engine.nccl.env", {"NCCL_DEBUG": 1}, "NCCL_DEBUG"),
+        ("engine.nccl.env", {"CUDA_X": "1"}, "CUDA_X"),
+        ("engine.sharedMemory", "lots", "sharedMemory"),
+        ("engine.image.digest", "sha256:12", "digest"),
+        ("engine.nodeSelector", {"a": True}, "nodeSelector"),
+        ("gateway.routing", "random", "routing"),
+        ("gateway.service.port", 70_000, "port"),
+        ("model.volume.type", "claim", "give model.volume.claimName"),
+        ("model.targetDirectory", "../secrets", "targetDirectory"),
+        ("model.download.enabled", True, "give model.download.targetRevision"),
+        ("model.download.targetRevision", "main", "targetRevision"),
+        ("httpRoute.enabled", True, "parentRefs"),
+        ("gateway.autoscaling.maxReplicas", 1, "above maxReplicas of 1"),
+        ("longestRequestSeconds", 0, "longestRequestSeconds"),
+        ("networkPolicy.apiServerCidrs", ["everywhere"], "apiServerCidrs"),
+    ],
+)
+def test_wrong_values_are_refused(tools: Tools, name: str, value: Any, complaint: str) -> None:
+    with pytest.raises(HelmError) as caught:
+        tools.template("default", {name: value})
+    assert complaint in str(caught.value)
+
+
+def test_two_autoscalers_of_the_gateway_are_refused(tools: Tools) -> None:
+    with pytest.raises(HelmError, match="two autoscalers would fight"):
+        tools.template("full", {"keda.target": "gateway"})
+
+
+def test_embedded_context_over_its_pool_is_refused(tools: Tools) -> None:
+    with pytest.raises(HelmError, match=r"above engine\.embedded\.kvPoolTokens of 40960"):
+        tools.template("minimal", {"engine.embedded.contextLength": 50_000})
+
+
+def test_real_values_are_accepted(tools: Tools) -> None:
+    rendered = tools.template(
+        "default",
+        {
+            "engine.nodeSelector": {"node.kubernetes.io/instance-type": "rtx-6000.8x", "x_y.z": ""},
+            "engine.podAnnotations": {"k8s.v1.cni.cncf.io/networks": '[{"name": "fast"}]'},
+            "engine.resources": {"requests": {"cpu": "1500m", "memory": "1.5Ti"}},
+            "engine.gpus": 4,
+            "engine.tensorParallel": 4,
+            "engine.tolerations": [{"operator": "Exists"}],
+            "gateway.topologySpread": [],
+            "global": {"registry": "x"},
+        },
+    )
+    assert rendered.engine["nodeSelector"]["x_y.z"] == ""
+    assert rendered.engine["tolerations"] == [{"operator": "Exists"}]
