@@ -437,7 +437,9 @@ async def test_admission_answers_without_running_anything() -> None:
         assert body["ttft_seconds"] is None
         assert body["seconds_per_token"] is None
         _, body, _ = await gateway.answer({"model": "tiny", "prompt": [1, 2]}, ADMISSION)
-        assert (body["admitted"], body["prompt_tokens"]) == (True, 2)
+        assert (body["admitted"], body["prompt_tokens"], body["reserved_tokens"]) == (True, 2, 18)
+        _, body, _ = await gateway.answer(chat(n=3), ADMISSION)
+        assert body["reserved_tokens"] == 14 + 3 * 4_096
         _, body, _ = await gateway.answer(chat(model="other"), ADMISSION)
         assert (body["admitted"], body["reason"], body["status"]) == (False, "model_not_found", 404)
         _, body, _ = await gateway.answer(chat(max_tokens=5_000), ADMISSION)

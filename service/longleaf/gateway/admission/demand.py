@@ -35,6 +35,8 @@ class Demand:
     """Tokens of all prompts together, where there are several."""
     sequences: int = 1
     """Completions asked for."""
+    default_tokens: int | None = None
+    """What the engine takes for a missing ``max_tokens``, where that is known."""
     prefix: Prefix | None = None
     """The prompt in blocks, for routing to where it is cached."""
     at_least: bool = False
@@ -63,12 +65,12 @@ class Demand:
     def need(self, replica: Replica, assumed: int, cached: int = 0) -> Need:
         """What it would take of ``replica``, where ``cached`` prompt tokens lie already.
 
-        ``assumed``: completion tokens of a request that names no limit.
+        ``assumed``: completion tokens of a request that names no limit and has no known default.
         """
         budget = replica.budget
         prompts = max(self.all_prompts or self.size, self.size)
         uncached = max(1, prompts - cached)
-        completion = self.max_tokens
+        completion = self.max_tokens or self.default_tokens
         if completion is None:
             capacity = budget.capacity
             completion = assumed if capacity is None else min(assumed, capacity // _ASSUMED_SHARE)

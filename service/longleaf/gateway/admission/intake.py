@@ -23,6 +23,9 @@ from longleaf.metrics import GatewayMetrics
 
 logger = logging.getLogger(__name__)
 
+_COMPLETION_TOKENS = 16
+"""Of ``/v1/completions`` without ``max_tokens``: OpenAI's default, and SGLang's."""
+
 
 class UnknownModelError(Exception):
     """No replica serves the model, and every replica has told what it serves."""
@@ -113,6 +116,7 @@ class Intake:
             said.max_tokens,
             bound=said.bound,
             sequences=said.completions * said.prompts,
+            default_tokens=None if said.chat else _COMPLETION_TOKENS,
         )
         serving = self._serving(said.model)
         limits = [replica.facts.limits for replica in serving if replica.facts is not None]
