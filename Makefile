@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 SERVE_ARGS ?=
+OBSERVE_ARGS ?=
 PYTEST_ARGS ?=
 
 TORCH_VENV := .venv-torch
@@ -16,7 +17,7 @@ BENCH_ARGS ?=
 ENGINE_MEASURED := build/engine-h200.json
 KERNEL_BENCH = PYTHONPATH=kernels:service:. $(PYTHON) -m kernel_bench
 
-.PHONY: help serve test test-chart lint format lock bench-commit bench-gateway test-clients clean kernels test-torch check-kernels \
+.PHONY: help serve observe dashboards test test-chart lint format lock bench-commit bench-gateway test-clients clean kernels test-torch check-kernels \
 	gpu-payload test-gpu bench-engine plot predict-engine check-tp \
 	bench-budget test-engine bench-kernels plot-kernels predict-kernels sanitize-kernels
 
@@ -25,6 +26,12 @@ help: ## List the targets
 
 serve: $(VENV)/.runtime ## Start the embedded engine and the gateway; Ctrl-C drains and stops both
 	@exec $(BIN)/longleaf serve $(SERVE_ARGS)
+
+observe: $(VENV)/.dev ## Run the service with Prometheus and Alertmanager beside it; OBSERVE_ARGS=--load sends requests too
+	@PYTHONPATH=. $(BIN)/python -m ops.observe $(OBSERVE_ARGS)
+
+dashboards: $(VENV)/.dev ## Build the dashboards' JSON in ops/dashboards/json
+	PYTHONPATH=. $(BIN)/python -m ops.dashboards.build
 
 test: $(VENV)/.dev ## Run every test that needs neither GPU nor torch
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

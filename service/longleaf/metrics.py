@@ -423,10 +423,9 @@ class GpuMetrics:
             ("metric", "source"),
             registry=registry,
         )
-        self.sample_seconds = Histogram(
+        self.sample_seconds = Gauge(
             "longleaf_gpu_sample_seconds",
-            "Time that one sample of all GPUs takes the exporter.",
-            buckets=(0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5),
+            "Time that the exporter's last sample of all GPUs took.",
             registry=registry,
         )
 

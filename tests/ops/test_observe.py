@@ -1,0 +1,167 @@
+"""Every query of every panel and rule, against a Prometheus that scrapes the stack under load."""
+
+import asyncio
+import contextlib
+import math
+import re
+import shutil
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, write_to_textfile
+
+from longleaf.metrics import GPU_METRICS, ProbeMetrics
+from ops.dashboards.build import BOARDS, stale
+from ops.observe.__main__ import RECORDINGS
+from ops.observe.load import Load
+from ops.observe.prometheus import Prometheus, Target, configuration, running_prometheus
+from ops.observe.replay import replaying
+from tests.gateway.engine import Engine, running_engine
+from tests.gateway.running import running_gateway
+
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.skipif(
+        shutil.which("prometheus") is None, reason="needs prometheus (apt-get install prometheus)"
+    ),
+]
+
+LIMIT = 150.0
+VARIABLES = {"$namespace": ".*", "$context": ".*", "$__rate_interval": "30s"}
+QUERIES = sorted(
+    {query.expr for board in BOARDS for panel in board.panels for query in panel.queries}
+)
+# What only happens where something is wrong: the test makes it happen first.
+TROUBLE = ("longleaf_gateway_upstream_errors_total",)
+
+
+def plain(expr: str) -> str:
+    for variable, value in VARIABLES.items():
+        expr = expr.replace(variable, value)
+    assert "$" not in expr
+    return expr
+
+
+def metric_names(expr: str) -> set[str]:
+    text = re.sub(r'"[^"]*"', "", expr)
+    return set(re.findall(r"\b(?:longleaf|sglang)[:_][a-zA-Z0-9:_]+", text))
+
+
+def empty(prometheus: Prometheus, exprs: set[str]) -> set[str]:
+    """Those of ``exprs`` that have no sample but NaN."""
+    return {
+        expr
+        for expr in exprs
+        if not any(
+            math.isfinite(float(sample["value"][1])) for sample in prometheus.query(plain(expr))
+        )
+    }
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+@contextlib.contextmanager
+def probe_metrics(path: Path) -> Iterator[Path]:
+    registry = CollectorRegistry()
+    metrics = ProbeMetrics(registry)
+    metrics.commit_len.labels("predictable", "1k").set(7.5)
+    metrics.commit_len_expected.labels("predictable", "1k").set(7.5)
+    metrics.passed.labels("commit", "healthy").set(1)
+    metrics.timestamp.labels("commit").set_to_current_time()
+    write_to_textfile(str(path), registry)
+    yield path
+
+
+@contextlib.asynccontextmanager
+async def stack(directory: Path) -> AsyncIterator[tuple[Prometheus, Load, Engine]]:
+    """Two small engines behind a gateway, watched by a Prometheus, under load."""
+    small = ("--max-total-tokens", "6144", "--max-running-requests", "3")
+    name = ("--served-model-name", "tiny")
+    with contextlib.ExitStack() as parts:
+        engines = [parts.enter_context(running_engine(*small, *name)) for _ in range(2)]
+        urls = [engine.url for engine in engines]
+        async with running_gateway(*urls, ready=2, loads_interval=0.2) as gateway:
+            gpu = parts.enter_context(replaying(RECORDINGS / "gpu-synthetic.prom"))
+            text = parts.enter_context(probe_metrics(directory / "probe.prom"))
+            probe = parts.enter_context(replaying(text))
+            targets = [
+                Target("longleaf-gateway", f"127.0.0.1:{gateway.server.metrics_port}"),
+                *(Target("longleaf-engine", url.removeprefix("http://")) for url in urls),
+                Target("longleaf-gpu", f"127.0.0.1:{gpu}"),
+                Target("longleaf-probe", f"127.0.0.1:{probe}"),
+            ]
+            config = configuration(targets, interval="1s", namespace="test")
+            prometheus = await asyncio.to_thread(
+                parts.enter_context, running_prometheus(directory, config, port=free_port())
+            )
+            load = Load(gateway.url, "tiny", width=8, max_tokens=24)
+            task = asyncio.create_task(load.run())
+            try:
+                yield prometheus, load, engines[1]
+            finally:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+
+async def until_answered(prometheus: Prometheus, exprs: set[str]) -> None:
+    """Wait until each of ``exprs`` has an answer; fails with those that never had one."""
+    deadline = time.monotonic() + LIMIT
+    while missing := await asyncio.to_thread(empty, prometheus, exprs):
+        assert time.monotonic() < deadline, f"no answer to {sorted(missing)}"
+        exprs = missing
+        await asyncio.sleep(1.0)
+
+
+async def test_every_query_of_panels_and_rules_has_an_answer(tmp_path: Path) -> None:
+    async with stack(tmp_path) as (prometheus, load, victim):
+        trouble = {expr for expr in QUERIES if any(name in expr for name in TROUBLE)}
+        await until_answered(prometheus, set(QUERIES) - trouble)
+        victim.process.kill()
+        await until_answered(prometheus, trouble)
+        assert load.answered > 0
+
+        known = set(await asyncio.to_thread(prometheus.get, "label/__name__/values"))
+        groups = (await asyncio.to_thread(prometheus.get, "rules"))["groups"]
+        rules = [rule for group in groups for rule in group["rules"]]
+        assert len(rules) > 30
+        for rule in rules:
+            assert rule["health"] == "ok", rule
+            assert metric_names(rule["query"]) <= known | {"sglang_token_usage"}, rule["name"]
+        recorded = {rule["name"] for rule in rules if rule["type"] == "recording"}
+        assert recorded <= known
+        for expr in QUERIES:
+            assert metric_names(expr) <= known, expr
+        down = await asyncio.to_thread(prometheus.query, "up == 0")
+        assert [sample["metric"]["job"] for sample in down] in ([], ["longleaf-engine"])
+
+
+def test_committed_dashboards_are_what_the_code_builds() -> None:
+    assert stale() == [], "run make dashboards"
+
+
+def test_panels_have_descriptions_units_and_the_namespace() -> None:
+    for board in BOARDS:
+        assert board.description
+        titles = [panel.title for panel in board.panels]
+        assert len(titles) == len(set(titles))
+        for panel in board.panels:
+            assert panel.description.endswith((".", "?")), panel.title
+            assert panel.unit
+            assert panel.queries
+            for query in panel.queries:
+                assert 'namespace=~"$namespace"' in query.expr, query.expr
+            if panel.by_context:
+                assert all('context_bucket=~"$context"' in query.expr for query in panel.queries)
+
+
+def test_the_synthetic_recording_has_every_gpu_metric() -> None:
+    text = (RECORDINGS / "gpu-synthetic.prom").read_text()
+    assert text.startswith("# Synthetic")
+    assert set(re.findall(r"^longleaf_gpu_(\w+)\{gpu=\"0\"\} ", text, re.M)) == set(GPU_METRICS)
