@@ -257,6 +257,17 @@ async def test_a_worker_that_takes_too_long_is_replaced() -> None:
         assert (await workers.run(job(), body))["inspection"]["model"] == "tiny"
 
 
+async def test_a_worker_ends_after_a_huge_body() -> None:
+    huge = b'{"model": "tiny", "messages": [], "pad": "' + b"x" * (16 * 2**20) + b'"}'
+    async with pool(size=1) as workers:
+        assert (await workers.run(job(), huge))["param"] == "messages"
+        assert workers._idle == []
+        assert (await workers.run(job(), json.dumps(chat()).encode()))["inspection"]["model"] == (
+            "tiny"
+        )
+        assert len(workers._idle) == 1
+
+
 async def test_an_asker_that_leaves_costs_no_worker() -> None:
     body = json.dumps(chat()).encode()
     async with pool(size=1) as workers:

@@ -9,6 +9,9 @@ from typing import Any
 from longleaf.gateway.prompts.worker import ANSWER, JOB
 
 SHORT_BYTES = 256 * 1024
+_RETIRING_BYTES = 16 * 2**20
+"""After a body of that size a process ends: parsed, it took twenty times as much, and Python keeps
+most of it."""
 _END_SECONDS = 5.0
 
 
@@ -114,12 +117,13 @@ class WorkerPool:
         except TimeoutError:
             raise WorkerError(f"a tokenizer worker took over {self._timeout:g} s") from None
         finally:
-            if healthy and process is not None:
+            if healthy and process is not None and len(body) <= _RETIRING_BYTES:
                 self._idle.append(process)
+                process = None
             for gate in held:
                 gate.release()
-            if not healthy and process is not None:
-                await process.end(kill=True)
+            if process is not None:
+                await process.end(kill=not healthy)
         assert isinstance(answer, dict)
         return answer
 
