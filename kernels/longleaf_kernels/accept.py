@@ -137,6 +137,12 @@ class _AcceptSampledArgs(ctypes.Structure):
     )
 
 
+def draws_every_node(nodes: int, device: torch.device) -> bool:
+    """Return whether a draw at all of so many nodes at once is faster than along the walk."""
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    return bool(nodes <= NODES_PER_MULTIPROCESSOR * processors)
+
+
 def launch_accept_greedy(
     loaded: Library,
     stream: int,
@@ -290,8 +296,7 @@ def _accept_sampled(
 ) -> tuple[Tensor, Tensor, Tensor]:
     device = check_cuda("tokens", tokens)
     if every_node is None:
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-        every_node = tokens.numel() <= NODES_PER_MULTIPROCESSOR * processors
+        every_node = draws_every_node(tokens.numel(), device)
     with launching(device) as (loaded, stream):
         return launch_accept_sampled(
             loaded,

@@ -47,6 +47,54 @@ class _CompactArgs(ctypes.Structure):
     )
 
 
+class CompactPlan:
+    """Pools that are checked once, for the compactions of many steps.
+
+    Checking 61 pools and passing them through an operator costs the CPU a millisecond a call.
+    The pools must stay where they are for as long as the plan is used: it keeps them alive.
+    """
+
+    def __init__(self, pools: Sequence[Tensor]) -> None:
+        """pools: as `compact_kv` takes them."""
+        check_range("the number of pools", len(pools), 1, MAX_POOLS)
+        self._pools = tuple(pools)
+        self._device = pools[0].device
+        self._row_bytes, self._row_stride = _check_pools(pools, self._device)
+        self._pointers = (ctypes.c_void_p * len(pools))(*(pool.data_ptr() for pool in pools))
+
+    def __call__(self, slots: Tensor, path: Tensor, path_len: Tensor) -> None:
+        """Move the accepted rows, as `compact_kv` does, on the current stream."""
+        with launching(check_cuda("pools", self._pools[0])) as (loaded, stream):
+            self.launch(loaded, stream, slots, path, path_len)
+
+    def launch(
+        self, loaded: Library, stream: int, slots: Tensor, path: Tensor, path_len: Tensor
+    ) -> None:
+        """Check the step's tensors and launch on a given library."""
+        check_tensor("slots", slots, SLOT_TYPES, ["batch", "n"], self._device)
+        batch, nodes = slots.shape
+        check_tensor("path", path, torch.int32, [batch, "max_path"], self._device)
+        check_range("max_path", path.shape[1], 1, nodes)
+        check_tensor("path_len", path_len, torch.int32, [batch], self._device)
+        args = _CompactArgs(
+            pools=self._pointers,
+            pool_count=len(self._pools),
+            row_bytes=self._row_bytes,
+            row_stride=self._row_stride,
+            slots=slots.data_ptr(),
+            slots_are_int64=slots.dtype == torch.int64,
+            batch=batch,
+            nodes=nodes,
+            max_path=path.shape[1],
+            path=path.data_ptr(),
+            path_len=path_len.data_ptr(),
+        )
+        function = loaded.function(
+            "longleaf_compact_kv", ctypes.POINTER(_CompactArgs), ctypes.c_void_p
+        )
+        loaded.check(function(args, stream), "compact_kv")
+
+
 def launch_compact_kv(
     loaded: Library,
     stream: int,
@@ -56,37 +104,11 @@ def launch_compact_kv(
     path_len: Tensor,
 ) -> None:
     """Check and launch on a given library."""
-    row_bytes, row_stride = _check(pools, slots, path, path_len)
-    batch, nodes = slots.shape
-    pointers = (ctypes.c_void_p * len(pools))(*(pool.data_ptr() for pool in pools))
-    args = _CompactArgs(
-        pools=pointers,
-        pool_count=len(pools),
-        row_bytes=row_bytes,
-        row_stride=row_stride,
-        slots=slots.data_ptr(),
-        slots_are_int64=slots.dtype == torch.int64,
-        batch=batch,
-        nodes=nodes,
-        max_path=path.shape[1],
-        path=path.data_ptr(),
-        path_len=path_len.data_ptr(),
-    )
-    function = loaded.function("longleaf_compact_kv", ctypes.POINTER(_CompactArgs), ctypes.c_void_p)
-    loaded.check(function(args, stream), "compact_kv")
+    CompactPlan(pools).launch(loaded, stream, slots, path, path_len)
 
 
-def _check(
-    pools: Sequence[Tensor], slots: Tensor, path: Tensor, path_len: Tensor
-) -> tuple[int, int]:
+def _check_pools(pools: Sequence[Tensor], device: torch.device) -> tuple[int, int]:
     """Return the bytes of a row, and from slot to slot."""
-    device = slots.device
-    check_tensor("slots", slots, SLOT_TYPES, ["batch", "n"], device)
-    batch, nodes = slots.shape
-    check_tensor("path", path, torch.int32, [batch, "max_path"], device)
-    check_range("max_path", path.shape[1], 1, nodes)
-    check_tensor("path_len", path_len, torch.int32, [batch], device)
-    check_range("the number of pools", len(pools), 1, MAX_POOLS)
     first = pools[0]
     if first.dim() not in (2, 3):
         raise ValueError(

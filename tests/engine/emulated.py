@@ -1,6 +1,7 @@
 """The engine's modules on the CPU: the real SGLang below, the kernels compiled by g++ beside."""
 
 import warnings
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import Tensor  # noqa: E402
 
 from longleaf.engine import accept, compaction, draft_head, worker  # noqa: E402
 from longleaf_kernels._tree import Marginals, launch_build_tree  # noqa: E402
+from longleaf_kernels.eager import CompactPlan  # noqa: E402
 from tests.kernels.conftest import emulated_library  # noqa: E402
 from tests.kernels.operators import EmulatedOperators  # noqa: E402
 
@@ -30,6 +32,16 @@ __all__ = ["emulated_library", "kernels"]
 
 class EngineKernels(EmulatedOperators):
     """The emulated operators under the signatures that the engine calls."""
+
+    def plan(self, pools: Sequence[Tensor]) -> Callable[..., None]:
+        """`CompactPlan`: the real one's checks and launch, on the emulator."""
+        made = CompactPlan(pools)
+
+        def compact(slots: Tensor, path: Tensor, path_len: Tensor) -> None:
+            self._shuffle()
+            made.launch(self._library, 0, slots, path, path_len)
+
+        return compact
 
     def top_k_marginals(self, logits: Tensor, k: int, workspace: Tensor) -> Marginals:
         del workspace
@@ -83,7 +95,7 @@ def kernels(
     monkeypatch.setattr(accept, "accept_greedy", made.accept_greedy)
     monkeypatch.setattr(accept, "accept_sampled", made.sampled)
     monkeypatch.setattr(accept, "accept_workspace", _no_workspace)
-    monkeypatch.setattr(compaction, "compact_kv", made.compact_kv)
+    monkeypatch.setattr(compaction, "CompactPlan", made.plan)
     monkeypatch.setattr(draft_head, "top_k_marginals", made.top_k_marginals)
     monkeypatch.setattr(draft_head, "build_tree_workspace", _no_workspace)
     monkeypatch.setattr(worker, "expand_tree", made.expand)

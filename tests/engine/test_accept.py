@@ -1,5 +1,8 @@
 """What a step commits, log-probabilities of a path, uniforms, and grammars over trees."""
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,14 +39,18 @@ ACCEPTED = Accepted(
     path_len=torch.tensor([3, 1], dtype=torch.int32),
     bonus=torch.tensor([30, 31]),
 )
+SLOTS = torch.tensor([[5, 9, 2, 7, 0, 4], [1, 3, 8, 6, 11, 10]])
 
 
 def test_a_path_commits_its_drafts_and_then_the_bonus() -> None:
-    done = committed(trees_of(PARENTS, TOKENS), ACCEPTED, torch.tensor([100, 7]), 8)
+    done = committed(trees_of(PARENTS, TOKENS), ACCEPTED, torch.tensor([100, 7]), SLOTS, 8)
     assert done.tokens.tolist() == [[2, 5, 30, 0, 0, 0, 0, 0], [31, 0, 0, 0, 0, 0, 0, 0]]
     assert done.lengths.tolist() == [3, 1]
     assert done.seq_lens.tolist() == [103, 8]
     assert done.rows.tolist() == [[0, 2, 5, 0], [6, 6, 6, 6]]
+    assert done.positions.tolist() == [[100, 101, 102, 103], [7, 8, 9, 10]]
+    assert done.slots.tolist() == [[5, 9, 2, 7], [1, 3, 8, 6]]
+    assert done.slots.is_contiguous()
 
 
 def test_a_full_path_fills_the_stride() -> None:
@@ -51,8 +58,13 @@ def test_a_full_path_fills_the_stride() -> None:
         path=torch.tensor([[0, 1, 3], [0, 1, 2]], dtype=torch.int32),
         path_len=torch.tensor([3, 3], dtype=torch.int32),
     )
-    done = committed(trees_of(PARENTS, TOKENS), full, torch.tensor([1, 1]), 3)
+    done = committed(trees_of(PARENTS, TOKENS), full, torch.tensor([1, 1]), SLOTS, 3)
     assert done.tokens.tolist() == [[1, 3, 30], [7, 6, 31]]
+
+
+def test_a_path_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="a path of 4 does not fit 6 nodes, 3 columns"):
+        committed(trees_of(PARENTS, TOKENS), ACCEPTED, torch.tensor([1, 1]), SLOTS, 3)
 
 
 def test_a_step_of_roots_commits_the_bonus_alone() -> None:
@@ -60,16 +72,74 @@ def test_a_step_of_roots_commits_the_bonus_alone() -> None:
     accepted = Accepted(
         torch.zeros(2, 1, dtype=torch.int32), torch.ones(2, dtype=torch.int32), torch.tensor([1, 2])
     )
-    done = committed(trees, accepted, torch.tensor([10, 20]), 8)
+    done = committed(trees, accepted, torch.tensor([10, 20]), SLOTS[:, :1], 8)
     assert done.tokens[:, 0].tolist() == [1, 2]
     assert done.tokens[:, 1:].sum() == 0
     assert done.seq_lens.tolist() == [11, 21]
 
 
+INTERPRETED = """
+import torch
+from longleaf.engine import accept, settle_kernel
+from longleaf.engine.verify_input import RootTrees
+from longleaf_kernels import Accepted
+
+draw = torch.Generator().manual_seed(1)
+
+def integers(high, *shape, dtype=torch.int64):
+    return torch.randint(0, high, shape, generator=draw).to(dtype)
+
+for batch, nodes, max_path, stride in ((1, 9, 8, 8), (3, 16, 8, 8), (4, 1, 1, 8), (2, 64, 16, 16)):
+    trees = RootTrees(batch, "cpu")(integers(9, batch), integers(9, batch))
+    trees = trees._replace(tokens=integers(1 << 40, batch, nodes))
+    lengths = 1 + integers(max_path, batch, dtype=torch.int32)
+    lengths[0] = max_path
+    path = torch.stack([torch.randperm(nodes, generator=draw)[:max_path] for _ in range(batch)])
+    path = path.sort(dim=1).values.int()
+    path[torch.arange(max_path) >= lengths[:, None]] = -1
+    accepted = Accepted(path, lengths, integers(1 << 40, batch))
+    prefix, slots = integers(200_000, batch), integers(1 << 20, batch, nodes)
+    expected = accept._committed_by_torch(trees, accepted, prefix, slots, stride)
+    made = expected._replace(
+        **{
+            name: torch.full_like(getattr(expected, name), -7)
+            for name in ("tokens", "seq_lens", "rows", "positions", "slots")
+        }
+    )
+    settle_kernel.commit_paths[(batch,)](
+        trees.tokens, path, lengths, accepted.bonus, prefix, slots,
+        made.tokens, made.seq_lens, made.rows, made.positions, made.slots,
+        nodes, max_path, stride, COLUMNS=settle_kernel.MAX_COLUMNS,
+    )
+    for name, one, two in zip(made._fields, made, expected, strict=True):
+        assert torch.equal(one, two), (batch, nodes, name, one, two)
+print("agreed")
+"""
+
+
+def test_the_kernel_commits_what_the_operators_commit() -> None:
+    pytest.importorskip("triton")
+    # Triton interprets only what was decorated under this variable, its own library included.
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-c",
+            "from tests.engine import stubs; stubs.install()\n" + INTERPRETED,
+        ],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "agreed\n", done.stderr
+
+
 def test_logprobs_are_those_of_the_rows_that_chose_the_tokens() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(12, 40, generator=generator)
-    done = committed(trees_of(PARENTS, TOKENS), ACCEPTED, torch.tensor([100, 7]), 8)
+    done = committed(trees_of(PARENTS, TOKENS), ACCEPTED, torch.tensor([100, 7]), SLOTS, 8)
     output = SimpleNamespace(next_token_logits=logits.clone())
     batch = SimpleNamespace(
         seq_lens=torch.tensor([100, 7]),

@@ -1,4 +1,4 @@
-"""Accepted rows of every layer move to the front; the draft KV gets the path and no more."""
+"""Accepted rows of every layer move to the front."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -8,10 +8,9 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("tests.engine.emulated")  # SGLang's stubs come before SGLang
 
-from longleaf.engine.accept import Committed  # noqa: E402
-from longleaf.engine.compaction import TargetCompactor, draft_rows, target_pools  # noqa: E402
+from longleaf.engine.compaction import TargetCompactor, target_pools  # noqa: E402
 from longleaf_kernels import Accepted  # noqa: E402
-from tests.engine.emulated import EngineKernels, emulated_library, kernels  # noqa: E402, F401
+from tests.engine.emulated import emulated_library, kernels  # noqa: E402, F401
 
 SLOTS = torch.tensor([[5, 9, 2, 7], [1, 3, 8, 6]])
 ACCEPTED = Accepted(
@@ -67,21 +66,24 @@ def test_a_step_of_roots_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*given: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(compaction, "compact_kv", refuse)
+    monkeypatch.setattr(compaction, "CompactPlan", refuse)
     TargetCompactor()(SimpleNamespace(kv_buffer=[torch.zeros(12, 1, 8)]), SLOTS[:, :1], ACCEPTED)
 
 
-def test_the_draft_kv_gets_the_paths_hidden_states_at_committed_positions() -> None:
-    done = Committed(
-        tokens=torch.zeros(2, 8, dtype=torch.int64),
-        lengths=ACCEPTED.path_len,
-        bonus=ACCEPTED.bonus,
-        seq_lens=torch.tensor([13, 42]),
-        rows=torch.tensor([[0, 2, 3], [4, 5, 4]]),
-    )
-    hidden = torch.arange(16.0).view(8, 2)
-    rows = draft_rows(hidden, SLOTS, torch.tensor([10, 40]), done)
-    assert rows.hidden[:, 0].tolist() == [0.0, 4.0, 6.0, 8.0, 10.0, 8.0]
-    assert rows.positions.tolist() == [10, 11, 12, 40, 41, 42]
-    assert rows.slots.tolist() == [[5, 9, 2], [1, 3, 8]]
-    assert rows.slots.is_contiguous()
+@pytest.mark.usefixtures("kernels")
+def test_pools_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from longleaf.engine import compaction
+
+    plans: list[Any] = []
+    make = vars(compaction)["CompactPlan"]
+
+    def counted(pools: Any) -> Any:
+        plans.append(pools)
+        return make(pools)
+
+    monkeypatch.setattr(compaction, "CompactPlan", counted)
+    pool = SimpleNamespace(kv_buffer=[torch.rand(12, 1, 8) for _ in range(3)])
+    compactor = TargetCompactor()
+    for _ in range(3):
+        compactor(pool, SLOTS, ACCEPTED)
+    assert len(plans) == 1

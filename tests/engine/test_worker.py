@@ -14,7 +14,7 @@ pytest.importorskip("tests.engine.emulated")  # SGLang's stubs come before SGLan
 
 from sglang.srt.speculative import dflash_worker_v2  # noqa: E402
 
-from longleaf.engine import accept, compaction, verify_input, worker  # noqa: E402
+from longleaf.engine import accept, verify_input, worker  # noqa: E402
 from longleaf.engine.accept import Acceptor  # noqa: E402
 from longleaf.engine.compaction import TargetCompactor  # noqa: E402
 from longleaf.engine.draft_head import MarginalHead, Shard  # noqa: E402
@@ -314,13 +314,14 @@ def test_hidden_states_that_are_not_gathered_by_path_are_caught(
 ) -> None:
     world = World(PROMPTS, room=200)
     made = make_worker(world, [16], monkeypatch)
-    real = compaction.draft_rows
+    real = accept.committed
 
-    def first_rows(hidden: Any, slots: Any, prefix_lens: Any, done: accept.Committed) -> Any:
-        spine = torch.arange(BLOCK) + torch.arange(len(prefix_lens)).view(-1, 1) * 16
-        return real(hidden, slots, prefix_lens, done._replace(rows=spine))
+    def first_rows(*given: Any) -> accept.Committed:
+        done = real(*given)
+        spine = torch.arange(BLOCK) + torch.arange(done.rows.shape[0]).view(-1, 1) * 16
+        return done._replace(rows=spine)
 
-    monkeypatch.setattr(worker, "draft_rows", first_rows)
+    monkeypatch.setattr(worker, "committed", first_rows)
     with pytest.raises(AssertionError):
         run(world, made, 6)
 

@@ -7,13 +7,8 @@ import torch
 from torch import Tensor
 
 from longleaf_kernels._tree import DraftTrees
-from longleaf_kernels.accept import (
-    Accepted,
-    SamplingTensors,
-    accept_greedy,
-    accept_sampled,
-    accept_workspace,
-)
+from longleaf_kernels.accept import Accepted, SamplingTensors, accept_workspace
+from longleaf_kernels.eager import accept_greedy, accept_sampled
 
 
 class Committed(NamedTuple):
@@ -23,6 +18,8 @@ class Committed(NamedTuple):
     lengths: int32[batch], accepted drafts + 1. bonus: int64[batch]. seq_lens: int64[batch], the
     prefix that the next step starts from. rows: int64[batch, max_path], the nodes of the path
     as rows of the step's flattened nodes; past the path, the request's root again.
+    positions: int64[batch, max_path], prefix + depth. slots: int64[batch, max_path], where the
+    path's rows lie after compaction. Of rows, positions and slots the first `lengths` count.
     """
 
     tokens: Tensor
@@ -30,6 +27,8 @@ class Committed(NamedTuple):
     bonus: Tensor
     seq_lens: Tensor
     rows: Tensor
+    positions: Tensor
+    slots: Tensor
 
 
 class Acceptor:
@@ -122,8 +121,44 @@ def _shifted(bits: Tensor, by: int) -> Tensor:
     return (bits >> by) & ((1 << (64 - by)) - 1)
 
 
-def committed(trees: DraftTrees, accepted: Accepted, prefix_lens: Tensor, stride: int) -> Committed:
-    """Say what paths commit; stride: columns of the tokens, at least the longest path."""
+def committed(
+    trees: DraftTrees, accepted: Accepted, prefix_lens: Tensor, slots: Tensor, stride: int
+) -> Committed:
+    """Say what paths commit.
+
+    slots: int64[batch, nodes], node i's row of the cache. stride: columns of the tokens, at least
+    the longest path.
+    """
+    batch, nodes = trees.tokens.shape
+    max_path = accepted.path.shape[1]
+    if not max_path <= min(stride, nodes):
+        raise ValueError(f"a path of {max_path} does not fit {nodes} nodes, {stride} columns")
+    if not trees.tokens.is_cuda:
+        return _committed_by_torch(trees, accepted, prefix_lens, slots, stride)
+    from longleaf.engine import settle_kernel as kernel
+
+    new = trees.tokens.new_empty
+    done = Committed(
+        tokens=new((batch, stride)),
+        lengths=accepted.path_len,
+        bonus=accepted.bonus,
+        seq_lens=torch.empty_like(prefix_lens),
+        rows=new((batch, max_path)),
+        positions=new((batch, max_path)),
+        slots=new((batch, max_path)),
+    )
+    kernel.commit_paths[(batch,)](
+        trees.tokens, accepted.path, accepted.path_len, accepted.bonus, prefix_lens, slots,
+        done.tokens, done.seq_lens, done.rows, done.positions, done.slots,
+        nodes, max_path, stride, COLUMNS=kernel.MAX_COLUMNS,
+    )  # fmt: skip
+    return done
+
+
+def _committed_by_torch(
+    trees: DraftTrees, accepted: Accepted, prefix_lens: Tensor, slots: Tensor, stride: int
+) -> Committed:
+    """What the kernel computes, in as many small operators as it replaces."""
     batch, nodes = trees.tokens.shape
     max_path = accepted.path.shape[1]
     path = accepted.path.clamp(min=0).to(torch.int64)
@@ -141,6 +176,8 @@ def committed(trees: DraftTrees, accepted: Accepted, prefix_lens: Tensor, stride
         bonus=accepted.bonus,
         seq_lens=prefix_lens + lengths.to(prefix_lens.dtype),
         rows=path + first_rows.unsqueeze(1),
+        positions=prefix_lens.to(torch.int64).unsqueeze(1) + columns[:max_path],
+        slots=slots[:, :max_path].to(torch.int64, copy=True),
     )
 
 

@@ -84,8 +84,10 @@ def fill_visible(target: Tensor, bits: Tensor | None, rows: int, fixed: FixedBit
     """
     nodes, width = fixed.own.shape
     requests = target.view(-1, nodes, width)
-    requests[:rows].copy_(fixed.causal if bits is None else bits.view(rows, nodes, width))
-    requests[rows:].copy_(fixed.own)
+    if rows > 0:
+        requests[:rows].copy_(fixed.causal if bits is None else bits.view(rows, nodes, width))
+    if rows < requests.shape[0]:
+        requests[rows:].copy_(fixed.own)
 
 
 def plan_prefix(

@@ -1,7 +1,8 @@
 """The DDTREE worker: SGLang's DFLASH worker with a tree in place of the chain."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
@@ -26,14 +27,15 @@ from sglang.srt.speculative.spec_utils import SIMULATE_ACC_LEN, build_grammar_vo
 from torch import Tensor
 
 from longleaf.engine.accept import Acceptor, Committed, add_logprobs, committed, grammar_tree
-from longleaf.engine.compaction import TargetCompactor, draft_rows
+from longleaf.engine.annotate import annotated
+from longleaf.engine.compaction import TargetCompactor
 from longleaf.engine.draft_head import DraftMarginals, MarginalHead, head_shard
 from longleaf.engine.metrics import EngineObserver, PhaseClock, StepLedger, StepRecord
 from longleaf.engine.options import captured_nodes, engine_options
 from longleaf.engine.verify_input import RootTrees, verify_input
 from longleaf.engine.widths import VerifyRunners, WidthPolicy, make_budget, spec_width
 from longleaf_kernels._tree import DraftTrees
-from longleaf_kernels.tree import expand_tree
+from longleaf_kernels.eager import expand_tree
 
 logger = logging.getLogger(__name__)
 
@@ -203,7 +205,7 @@ class DDTreeWorker(DFlashWorkerV2):
         slots = self._slots(batch, prefix_lens, nodes)
         # Its copy to the host is queued ahead of the verify forward, which then hides it.
         links = grammar_tree(trees) if batch.has_grammar else None
-        with self._clock.phase("verify"):
+        with self._phase("verify"):
             logits_output, graph = self._verify(batch, draft_input, trees, slots)
         with torch.inference_mode():  # operators cost the CPU a fraction of what they do outside
             done = self._settle(
@@ -236,40 +238,45 @@ class DDTreeWorker(DFlashWorkerV2):
         """Accept, publish the new lengths, and put the accepted rows where the next step reads."""
         nodes = slots.shape[1]
         prefix_lens = batch.seq_lens
-        with self._clock.phase("accept"):
+        with self._phase("accept"):
             logits = self._adjusted_logits(batch, logits_output, links, nodes, grammar_barrier)
             max_path = min(int(self.block_size), nodes)
             accepted = self._acceptor(trees, logits, batch.sampling_info, prefix_lens, max_path)
-            done = committed(trees, accepted, prefix_lens, int(self.block_size))
+            done = committed(trees, accepted, prefix_lens, slots, int(self.block_size))
             if on_publish is not None:
                 on_publish(done.seq_lens)
             if self._policy.wants_paths:
                 record.path = _async_d2h(accepted.path)
             if batch.return_logprob:
                 add_logprobs(batch, logits_output, done)
-        with self._clock.phase("compact"):
+        with self._phase("compact"):
             self._compactor(self.model_runner.token_to_kv_pool, slots, accepted)
             hidden = logits_output.hidden_states
             if hidden is None:
                 raise RuntimeError("DDTREE needs the target's tapped hidden states, got none")
-            rows = draft_rows(hidden.view(slots.numel(), -1), slots, prefix_lens, done)
             self._append_target_hidden_to_draft_kv_by_loc(
-                target_hidden=rows.hidden,
-                cache_loc=rows.slots.view(-1),
-                cache_loc_2d=rows.slots,
-                positions=rows.positions,
+                target_hidden=hidden.view(slots.numel(), -1).index_select(0, done.rows.view(-1)),
+                cache_loc=done.slots.view(-1),
+                cache_loc_2d=done.slots,
+                positions=done.positions.view(-1),
                 commit_lens=done.lengths,
             )
         return done
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        """Time a phase of the step, if it is timed, and name it in a profile, if there is one."""
+        with self._clock.phase(name), annotated(name):
+            yield
 
     def _build(
         self, batch: Any, draft_input: Any, roots: Tensor, prefix_lens: Tensor, nodes: int
     ) -> DraftTrees:
         if nodes == 1:
             return self._roots(roots, prefix_lens)
-        with self._clock.phase("draft"):
+        with self._phase("draft"):
             marginals = self._draft(batch, draft_input, prefix_lens)
-        with self._clock.phase("build"):
+        with self._phase("build"):
             return expand_tree(
                 marginals.tokens,
                 marginals.log_probs,
