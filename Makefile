@@ -14,6 +14,7 @@ ENGINE_VENV := .venv-engine
 CHECK_ARGS ?=
 
 BENCH_ARGS ?=
+TP ?= 2
 ENGINE_MEASURED := build/engine-h200.json
 KERNEL_BENCH = PYTHONPATH=kernels:service:. $(PYTHON) -m kernel_bench
 
@@ -86,6 +87,10 @@ test-gpu: ## On the GPU host: run every test that needs a GPU; PYTEST_ARGS="-k l
 bench-engine: ## On the GPU host: measure SGLang with DDTREE and without; writes ops/results/engine-h200.json
 	bash ops/gpu/host.sh $(PYTHON) -m ops.gpu.measure --out $(ENGINE_MEASURED) $(BENCH_ARGS)
 	PYTHONPATH=service:kernels:. $(PYTHON) -m ops.gpu.report $(ENGINE_MEASURED)
+
+check-tp: ## On the GPU host: DDTREE on TP GPUs (default 2); writes ops/results/engine-tpN-h200.json
+	bash ops/gpu/host.sh $(PYTHON) -m ops.gpu.tp_check --tp $(TP) --out build/engine-tp$(TP).json $(BENCH_ARGS)
+	PYTHONPATH=service:kernels:. $(PYTHON) -m ops.gpu.tp_report build/engine-tp$(TP).json
 
 predict-engine: $(VENV)/.dev ## Print what the model predicts for 8 x RTX PRO 6000; BENCH_ARGS=--readme renews ops/gpu/README.md
 	PYTHONPATH=kernels:service:. $(BIN)/python -m ops.gpu.predict $(BENCH_ARGS)

@@ -4,6 +4,7 @@ import http.client
 import json
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -206,3 +207,17 @@ class Client:
         if response.status != 200:
             raise EngineError(f"{method} {path}: {response.status} {answer[:400]!r}")
         return answer
+
+
+def ask_all(
+    client: Client,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    *,
+    at_once: int = 8,
+    **options: Any,
+) -> list[Generation]:
+    """Answer prompts, several at a time, in the order given."""
+    with ThreadPoolExecutor(at_once) as pool:
+        futures = [pool.submit(client.generate, p, max_tokens, **options) for p in prompts]
+        return [future.result() for future in futures]

@@ -1,6 +1,6 @@
 """Measure real SGLang on one GPU host: step times by context, prefill, profile, adaptive budget.
 
-``python -m ops.gpu.measure --out FILE [--part ours|widths|stock|adaptive ...]``: numbers are
+``python -m ops.gpu.measure --out FILE [--part ours|widths|stock|adaptive|extend ...]``: numbers are
 added to FILE after each measurement, so that a run that is cut short keeps what it has, and parts
 may run one after another. `ops.gpu.report` makes rows and the plot of it.
 """
@@ -23,8 +23,9 @@ from ops.bench.prompts import DATA, PromptSource
 from ops.gpu.client import Client, Generation
 from ops.gpu.metrics import counters, phase_means
 from ops.gpu.pairs import HOME, LOGS, long, stretched
+from ops.gpu.phases import Steps, read_steps, worst_disagreement
 from ops.gpu.servers import Method, serve
-from ops.gpu.shares import profile, read_events, shares
+from ops.gpu.shares import gpu_events, profile, read_trace, shares
 from ops.gpu.timing import random_prompt, time_steps
 
 K = 1024
@@ -32,6 +33,15 @@ OUR_CONTEXTS = (K, 8 * K, 32 * K, 64 * K, 128 * K, 185_000)
 STOCK_CONTEXTS = (K, 8 * K, 32 * K)
 WIDTH_CONTEXTS = (K, 16 * K, 64 * K)
 WIDTHS = (1, 8, 16, 32, 64)
+EXTENDS = (16, 64, 128, 192, 256, 384, 512, 1024)
+"""New tokens over a cached prefix, on both sides of where the two forms cost the same."""
+EXTEND_PREFIX = 32 * K
+EXTEND_FORMS = {
+    "absorbed": {"LONGLEAF_ABSORBED_EXTEND_TOKENS": "2048"},
+    "up-torch": {"LONGLEAF_ABSORBED_EXTEND_TOKENS": "0"},
+    "up-fa3": {"LONGLEAF_ABSORBED_EXTEND_TOKENS": "0", "LONGLEAF_PREFILL_ATTENTION": "fa3"},
+}
+"""Servers of the part `extend`: one for each way to attend from new tokens."""
 BENCH_NODES = 9
 KINDS = ("predictable", "code", "prose")
 
@@ -71,21 +81,25 @@ def measure_steps(
         record.add("steps", server=server, context=context, **asdict(timing))
 
 
-def measure_extend(record: Record, client: Client, server: str, context: int, repeats: int) -> None:
-    """Time of one new token after a cached prefix: in the scheduler, and as a client sees it."""
+def measure_extend(
+    record: Record, client: Client, server: str, context: int, repeats: int, new: int = 1
+) -> None:
+    """Time of new tokens after a cached prefix: in the scheduler, and as a client sees it."""
     prefix = random_prompt(context)
     client.generate(prefix, 1, timeout=600)
     inside, outside = [], []
     for number in range(repeats + 1):
-        answer = client.generate([*prefix, 20 + number], 1, timeout=600)
+        tail = [20 + number, *random_prompt(new - 1, 1000 * new + number)]
+        answer = client.generate([*prefix, *tail], 1, timeout=600)
         if number:  # the first may compile
             inside.append(1e3 * _prefill_seconds(answer))
             outside.append(1e3 * answer.first_token_seconds)
     low, median, high = statistics.quantiles(inside, n=4)
     record.add(
-        "extend1",
+        "extend1" if new == 1 else "extends",
         server=server,
         context=context,
+        new=new,
         ms=round(median, 3),
         spread=[round(low, 3), round(high, 3)],
         client_ms=round(statistics.median(outside), 3),
@@ -98,23 +112,48 @@ def _prefill_seconds(answer: Generation) -> float:
     return float(meta["prefill_finished_time"] - meta["forward_entry_time"])
 
 
-def measure_profile(record: Record, client: Client, server: str, context: int) -> None:
-    """Shares of GPU time in steps at one context, and the phases that our metrics report."""
+PROFILED_STEPS = 32
+
+
+def measure_profile(
+    record: Record, client: Client, server: str, context: int, ranks: int = 1
+) -> Steps:
+    """Shares of GPU time in steps at one context; phases as the profile and our metrics have them.
+
+    Our metrics are read around the profiled answer, so that both saw the same steps, and around
+    one without a profiler, which is what they say in service.
+    """
     prompt = random_prompt(context)
     client.generate(prompt, 8, timeout=600)
-    before = counters(client)
-    client.generate(prompt, 256, timeout=600)
-    phases = phase_means(before, counters(client))
-    trace = profile(client, HOME / "traces" / server, prompt, 64, 8)
-    found = asdict(shares(read_events(trace)))
-    record.add("profile", server=server, context=context, phases_ms=phases, **found)
+    start = counters(client)
+    client.generate(prompt, 128, timeout=600)
+    plain = counters(client)
+    tokens = PROFILED_STEPS + 4  # random weights: hardly a draft is accepted
+    folder = HOME / "traces" / server
+    traces = profile(client, folder, prompt, tokens, PROFILED_STEPS, ranks)
+    beside = phase_means(plain, counters(client))
+    events = read_trace(traces[0])
+    steps = read_steps(events)
+    disagreement, phase = worst_disagreement(beside, steps.phases)
+    record.add(
+        "profile",
+        server=server,
+        context=context,
+        disagreement=round(disagreement, 4),
+        disagreeing_phase=phase,
+        phases_ms=phase_means(start, plain),
+        phases_ms_profiled=beside,
+        steps=asdict(steps),
+        **asdict(shares(gpu_events(events))),
+    )
+    return steps
 
 
 def part_ours(record: Record) -> None:
     """DDTREE at nine nodes, and decoding without speculation, on longleaf_mla."""
     ddtree = long(Method.DDTREE, "ddtree-9", (BENCH_NODES,))
     specs = [
-        ddtree.variant("ddtree-9", engine={"sample_phases": 8}),
+        ddtree.variant("ddtree-9", engine={"sample_phases": 4}),
         long(Method.OURS_PLAIN, "ours-plain").variant("ours-plain", pool_tokens=80_000),
     ]
     with serve(specs, LOGS) as servers:
@@ -149,6 +188,31 @@ def part_stock(record: Record) -> None:
         measure_steps(record, client, "stock-dflash", STOCK_CONTEXTS, 32)
         measure_extend(record, client, "stock-dflash", 32 * K, 3)
         measure_steps(record, servers["stock-plain"].client, "stock-plain", (K, 8 * K, 32 * K), 64)
+
+
+def part_extend(record: Record) -> None:
+    """Absorbed against up-projected extends, and the kernels of the latter: prefill in chunks."""
+    specs = [
+        long(Method.OURS_PLAIN, f"extend-{name}").variant(
+            f"extend-{name}", pool_tokens=140_000, environment=environment
+        )
+        for name, environment in EXTEND_FORMS.items()
+    ]
+    prompt = random_prompt(64 * K)
+    with serve(specs, LOGS) as servers:
+        for name in EXTEND_FORMS:
+            client = servers[f"extend-{name}"].client
+            for context in (EXTEND_PREFIX, 64 * K) if name != "absorbed" else (EXTEND_PREFIX,):
+                first = client.generate(prompt[:context], 1, timeout=600)
+                record.add(
+                    "prefill",
+                    server=f"extend-{name}",
+                    context=context,
+                    cached=first.cached_tokens,
+                    seconds=round(first.first_token_seconds, 4),
+                )
+            for new in EXTENDS:
+                measure_extend(record, client, f"extend-{name}", EXTEND_PREFIX, 4, new)
 
 
 def part_adaptive(record: Record) -> None:
@@ -206,6 +270,7 @@ PARTS: dict[str, Callable[[Record], None]] = {
     "widths": part_widths,
     "stock": part_stock,
     "adaptive": part_adaptive,
+    "extend": part_extend,
 }
 
 

@@ -95,6 +95,8 @@ class DummyDrafter:
 
     target: DummyTarget
     layers: int = 2
+    heads: int = 8
+    kv_heads: int = 1
     block: int = 8
     window: int = 2048
     taps: tuple[int, ...] = (1, 12, 24, 35, 47, 58)
@@ -110,8 +112,8 @@ class DummyDrafter:
             "intermediate_size": 2 * target.hidden_size,
             "num_hidden_layers": self.layers,
             "num_target_layers": target.layers,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 1,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
             "head_dim": 128,
             "hidden_act": "silu",
             "rms_norm_eps": 1e-6,

@@ -42,17 +42,28 @@ def stretched(method: Method, name: str, nodes: tuple[int, ...] = ()) -> ServerS
     )
 
 
-def long(method: Method, name: str | None = None, nodes: tuple[int, ...] = ()) -> ServerSpec:
-    """A server of 61 layers with real attention shapes, one request at a time."""
-    target = DummyTarget()
-    folder = HOME / "models"
+def long(
+    method: Method,
+    name: str | None = None,
+    nodes: tuple[int, ...] = (),
+    *,
+    heads: int = 8,
+    ranks: int = 1,
+) -> ServerSpec:
+    """A server of 61 layers with real attention shapes, one request at a time.
+
+    heads: of the whole model. What a rank holds of the rest does not depend on the ranks, so that
+    a rank of many computes what one rank of a model with fewer heads computes.
+    """
+    target = DummyTarget(heads=heads, expert_size=64 * ranks)
+    drafter = DummyDrafter(target=target, heads=heads, kv_heads=max(1, heads // 8))
+    folder = HOME / f"models/61-{heads}-{ranks}"
     return ServerSpec(
         name=name or f"long-{method}",
         method=method,
-        target=target.write(folder / "target-61"),
-        drafter=DummyDrafter(target=target).write(folder / "drafter-61")
-        if method.speculates
-        else None,
+        tensor_parallel=ranks,
+        target=target.write(folder / "target"),
+        drafter=drafter.write(folder / "drafter") if method.speculates else None,
         nodes=nodes,
         draft_window=2048 if method.speculates else None,
         context_length=LONG_CONTEXT,

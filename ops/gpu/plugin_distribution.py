@@ -21,6 +21,17 @@ def entry_points_text(groups: Mapping[str, Mapping[str, str]]) -> str:
     )
 
 
+def install(folder: Path, name: str, target: str) -> Path:
+    """Make ``target`` (module:function) SGLang's plugin ``name`` for who has folder on its path."""
+    info = folder / f"{name}-0.dist-info"
+    info.mkdir(parents=True, exist_ok=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(
+        entry_points_text({"sglang.srt.plugins": {name: target}})
+    )
+    return folder
+
+
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 def main(folder: Path) -> None:

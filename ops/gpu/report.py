@@ -11,7 +11,15 @@ from typing import Any
 import click
 
 from ops.bench.results import Row, format_table, write_results
-from ops.gpu.measure import BENCH_NODES, KINDS, STOCK_CONTEXTS, WIDTH_CONTEXTS, WIDTHS
+from ops.gpu.measure import (
+    BENCH_NODES,
+    EXTEND_FORMS,
+    EXTENDS,
+    KINDS,
+    STOCK_CONTEXTS,
+    WIDTH_CONTEXTS,
+    WIDTHS,
+)
 from ops.gpu.plot import name_of, write_plot
 
 OURS = f"ddtree-{BENCH_NODES}"
@@ -95,19 +103,63 @@ def prefill_rows(measured: Measured) -> Iterator[Row]:
     yield Row("prefill_32k_64k_s", seconds, "s", 4.0, "lower", why=why, stretch=2.5)
 
 
+def extend_rows(measured: Measured) -> Iterator[Row]:
+    """Both forms of an extend by its length, and the length up to which the absorbed one wins."""
+    times: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in EXTEND_FORMS}
+    for entry in measured.entries("extends"):
+        times[entry["server"].removeprefix("extend-")][entry["new"]] = entry
+    for name, found in times.items():
+        for new, entry in sorted(found.items()):
+            yield time_row(f"extend_32k_{new}_{name.replace('-', '_')}_ms", entry)
+    absorbed = times["absorbed"]
+    others = [found for name, found in times.items() if name != "absorbed"]
+    best = [
+        new
+        for new in EXTENDS
+        if new in absorbed
+        and all(absorbed[new]["ms"] < found[new]["ms"] for found in others if new in found)
+    ]
+    if absorbed:
+        yield Row("extend_absorbed_wins_to", max(best, default=0), "tokens", n=len(absorbed))
+    for name in EXTEND_FORMS:
+        prefill = measured.find("prefill", f"extend-{name}", 65_536)
+        if prefill is not None:
+            row = f"prefill_32k_64k_{name.replace('-', '_')}_s"
+            yield Row(row, prefill["seconds"], "s", better="lower")
+
+
 def profile_rows(measured: Measured) -> Iterator[Row]:
-    """Shares of GPU time at 64k, and the phases of our metrics."""
+    """Shares of GPU time at 64k, the three largest gaps, and the phases of our metrics."""
     entry = measured.find("profile", OURS, 65_536)
     if entry is None:
         return
     for group, share in entry["groups"].items():
         yield Row(f"profile_64k_{group.replace(' ', '_')}", share, "share")
     yield Row("profile_64k_idle", entry["idle"], "share", better="lower")
-    for number, gap in enumerate(entry["gaps"][:3], 1):
-        where = f"{gap['after'][:40]} -> {gap['before'][:40]}"
-        yield Row(f"profile_64k_gap_{number}_us", gap["microseconds"], "us", why=where)
+    steps = entry["steps"]
+    count = steps["count"]
+    for number, gap in enumerate(steps["gaps"][:3], 1):
+        before, after = gap["between"]
+        where = f"{before} -> {after}, longest {' -> '.join(gap['kernels'])}; {gap['remedy']}"
+        name = f"profile_64k_gap_{number}_us"
+        yield Row(name, gap["microseconds"], "us", better="lower", n=count, why=where)
+    host = steps["host"]
+    for kind in ("kernels", "graphs", "copies", "operators"):
+        unit = "operators a step" if kind == "operators" else "launches a step"
+        yield Row(f"host_64k_{kind}", host[kind], unit, better="lower", n=count)
+    for phase, ms in steps["phases"].items():
+        yield Row(f"profile_64k_{phase}_ms", round(ms, 3), "ms", better="lower", n=count)
     for phase, ms in entry["phases_ms"].items():
         yield Row(f"metrics_64k_{phase}_ms", round(ms, 3), "ms", better="lower")
+    yield Row(
+        "phases_metrics_vs_profiler",
+        entry["disagreement"],
+        "share",
+        0.10,
+        "lower",
+        count,
+        why=f"worst phase: {entry['disagreeing_phase']}",
+    )
 
 
 def adaptive_rows(measured: Measured) -> Iterator[Row]:
@@ -155,6 +207,7 @@ def rows_of(document: dict[str, Any]) -> list[Row]:
     return [
         *step_rows(measured),
         *prefill_rows(measured),
+        *extend_rows(measured),
         *adaptive_rows(measured),
         soak_row(leaked),
         *profile_rows(measured),

@@ -16,6 +16,15 @@ from typing import Self
 from ops.gpu.client import Client, EngineError
 
 PLUGIN = "longleaf"
+NO_MULTICAST: Mapping[str, str] = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+    "SGLANG_OPT_USE_CUSTOM_ALL_REDUCE_V2": "0",
+    "SGLANG_SKIP_P2P_CHECK": "1",
+}
+"""Several GPUs without NVLink multicast, which can put GPUs that others share out of service; and
+the all-reduce that sgl_kernel has compiled, in place of one that would be compiled here."""
 _FIRST_PORT = 31_000
 _PORTS_APART = 100  # a server takes a few ports above its own
 
@@ -102,6 +111,9 @@ class ServerSpec:
             options |= self._speculation()
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         switches = ["--skip-server-warmup", "--enable-metrics", "--disable-prefill-cuda-graph"]
+        if self.tensor_parallel > 1:
+            # It would compile kernels that reach other GPUs by NVLink multicast.
+            switches.append("--enforce-disable-flashinfer-allreduce-fusion")
         return [*words, *switches, *self.flags]
 
     def _speculation(self) -> dict[str, object]:
@@ -127,6 +139,8 @@ class ServerSpec:
         options = dict(self.engine) | ({"nodes": list(self.nodes)} if self.nodes else {})
         if options:
             variables["LONGLEAF_ENGINE"] = json.dumps(options)
+        if self.tensor_parallel > 1:
+            variables |= NO_MULTICAST
         return variables | dict(self.environment)
 
     @property
@@ -191,9 +205,27 @@ class Server:
         """Whether the process is alive."""
         return self._process.poll() is None
 
+    def processes(self) -> list[int]:
+        """The server's process and all below it, parents first."""
+        return [self._process.pid, *_descendants(self._process.pid)]
+
+    def rank_process(self, rank: int) -> int:
+        """The process of a tensor-parallel rank. EngineError if there is none."""
+        for pid in self.processes():
+            if f"scheduler_TP{rank}" in command_of(pid):
+                return pid
+        raise EngineError(f"{self.spec.name} has no process of rank {rank}")
+
+    def wait_end(self, timeout: float) -> int | None:
+        """Wait until the server ends by itself; its exit status, None if it goes on."""
+        try:
+            return self._process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+
     def stop(self) -> None:
         """End the server and all its children, in whatever process group they are."""
-        for pid in [*_descendants(self._process.pid), self._process.pid]:
+        for pid in reversed(self.processes()):
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -232,6 +264,14 @@ def serve(
 def free_port(index: int) -> int:
     """A port for the index-th server of this process; servers take ports above theirs too."""
     return _FIRST_PORT + (os.getpid() % 50) * 600 + _PORTS_APART * index
+
+
+def command_of(pid: int) -> str:
+    """A process's command line; empty where it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    except OSError:
+        return ""
 
 
 def _descendants(pid: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ops.gpu.client import Client
+from ops.gpu.phases import GPU
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
+    "all-reduce": ("AllReduce", "all_reduce", "cross_device_reduce", "AllGather"),
     "attention": ("verify_mla", "gather_prefix", "_fwd_kernel", "_fwd_grouped_kernel"),
     "accept": ("accept_", "argmax", "ArgMax"),
     "build": ("expand_tree", "build_tree", "top_k_", "topk_marginal"),
@@ -44,10 +47,13 @@ class Shares:
     """The ten kernels with the most time: name, launches, milliseconds in all."""
 
 
-def profile(client: Client, folder: Path, prompt: Sequence[int], tokens: int, steps: int) -> Path:
-    """Profile ``steps`` scheduler steps while an answer is decoded; returns the trace."""
+def profile(
+    client: Client, folder: Path, prompt: Sequence[int], tokens: int, steps: int, ranks: int = 1
+) -> list[Path]:
+    """Profile ``steps`` scheduler steps while an answer is decoded; returns each rank's trace."""
     folder.mkdir(parents=True, exist_ok=True)
     before = set(folder.rglob("*.trace.json.gz"))
+    new: list[Path] = []
     client.post(
         "/start_profile",
         {"output_dir": str(folder), "num_steps": steps, "activities": ["CPU", "GPU"]},
@@ -57,26 +63,36 @@ def profile(client: Client, folder: Path, prompt: Sequence[int], tokens: int, st
     end = time.monotonic() + 60
     while time.monotonic() < end:
         new = sorted(set(folder.rglob("*.trace.json.gz")) - before)
-        if new and _complete(new[0]):
-            return new[0]
+        if len(new) == ranks and all(_complete(trace) for trace in new):
+            return sorted(new, key=rank_of)
         time.sleep(0.5)
-    raise TimeoutError(f"no trace came to {folder}")
+    raise TimeoutError(f"{len(new)} of {ranks} traces came to {folder}")
+
+
+def rank_of(trace: Path) -> int:
+    """The tensor-parallel rank in a trace's name."""
+    match = re.search(r"TP-(\d+)", trace.name)
+    return int(match[1]) if match else 0
 
 
 def _complete(trace: Path) -> bool:
     try:
-        read_events(trace)
+        read_trace(trace)
     except (EOFError, ValueError, OSError):
         return False
     return True
 
 
-def read_events(trace: Path) -> list[dict[str, Any]]:
-    """The trace's events on the GPU, by time: kernels, copies and fills."""
+def read_trace(trace: Path) -> list[dict[str, Any]]:
+    """All events of a trace."""
     with gzip.open(trace) as stream:
-        events = json.load(stream)["traceEvents"]
-    wanted = ("kernel", "gpu_memcpy", "gpu_memset")
-    return sorted((e for e in events if e.get("cat") in wanted), key=lambda e: e["ts"])
+        events: list[dict[str, Any]] = json.load(stream)["traceEvents"]
+    return events
+
+
+def gpu_events(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The events on the GPU, by time: kernels, copies and fills."""
+    return sorted((e for e in events if e.get("cat") in GPU), key=lambda e: float(e["ts"]))
 
 
 def group_of(name: str) -> str:

@@ -29,6 +29,21 @@ def test_short_extends_over_a_prefix_are_absorbed_and_long_ones_are_not() -> Non
     assert extend.use_mha([0, 9], [1, limit + 1], prefix_allowed=True)
 
 
+def test_the_limit_can_be_set_to_measure_both_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    def limit(text: str) -> int:
+        extend.absorbed_extend_tokens.cache_clear()
+        monkeypatch.setenv(extend.ABSORBED_VARIABLE, text)
+        return extend.absorbed_extend_tokens()
+
+    try:
+        assert limit("0") == 0
+        assert extend.use_mha([0, 9], [1, 1], prefix_allowed=True)
+        with pytest.raises(ValueError, match="must be a number of tokens, got '-1'"):
+            limit("-1")
+    finally:
+        extend.absorbed_extend_tokens.cache_clear()
+
+
 @pytest.mark.parametrize(
     ("mode", "prefix", "new", "method"),
     [

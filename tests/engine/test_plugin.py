@@ -1,44 +1,31 @@
 """The plugin in the real wheel: each start is a process of its own, as SGLang's are."""
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.engine.conftest import MODELS
+from tests.engine.starts import Starts
 
-ROOT = Path(__file__).parents[2]
 ARGUMENTS = [
     *("--model-path", str(MODELS / "tiny-target"), "--attention-backend", "longleaf_mla"),
     *("--speculative-algorithm", "DDTREE", "--speculative-num-draft-tokens", "32"),
     *("--speculative-draft-model-path", str(MODELS / "tiny-drafter"), "--page-size", "1"),
 ]
-PRELUDE = """
-import sys, warnings
-warnings.simplefilter("ignore")
-from tests.engine import stubs
-stubs.install()
-"""
 pytestmark = pytest.mark.usefixtures("sglang", "installed_plugin")
 
 
-def python(code: str, path: Path, **environment: str) -> "subprocess.CompletedProcess[str]":
-    places = [str(path), str(ROOT), str(ROOT / "service"), str(ROOT / "kernels")]
-    return subprocess.run(
-        [sys.executable, "-c", PRELUDE + code],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(places), **environment},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+@pytest.fixture(scope="module")
+def starts() -> Iterator[Starts]:
+    made = Starts()
+    yield made
+    made.close()
 
 
-def test_sglangs_loader_registers_algorithm_and_backend(tmp_path: Path) -> None:
-    done = python(
+def test_sglangs_loader_registers_algorithm_and_backend(starts: Starts, tmp_path: Path) -> None:
+    done = starts.run(
         f"""
 from longleaf.engine import check, guard
 check.check_all({ARGUMENTS!r}, gpu=False)
@@ -77,9 +64,11 @@ PLANTS = {
 
 
 @pytest.mark.parametrize("plant", PLANTS)
-def test_a_planted_drift_ends_the_process_with_one_sentence(tmp_path: Path, plant: str) -> None:
+def test_a_planted_drift_ends_the_process_with_one_sentence(
+    starts: Starts, tmp_path: Path, plant: str
+) -> None:
     code, said = PLANTS[plant]
-    done = python(
+    done = starts.run(
         f"""
 from longleaf.engine import pins
 {code}
@@ -98,8 +87,8 @@ print("went on")
     assert "; fix: " in last
 
 
-def test_a_drift_before_the_patches_leaves_sglang_untouched(tmp_path: Path) -> None:
-    done = python(
+def test_a_drift_before_the_patches_leaves_sglang_untouched(starts: Starts, tmp_path: Path) -> None:
+    done = starts.run(
         """
 from longleaf.engine import pins, plugin
 from longleaf.engine.drift import DriftError
@@ -116,8 +105,8 @@ except DriftError:
     assert done.stdout.splitlines()[-1:] == ["False None"], done.stderr
 
 
-def test_a_plugin_that_is_left_out_is_named(tmp_path: Path) -> None:
-    done = python(
+def test_a_plugin_that_is_left_out_is_named(starts: Starts, tmp_path: Path) -> None:
+    done = starts.run(
         f"""
 from longleaf.engine import check
 check.check_all({ARGUMENTS!r}, gpu=False)
@@ -137,14 +126,14 @@ check.check_all({ARGUMENTS!r}, gpu=False)
     ],
 )
 def test_a_drafter_that_does_not_fit_is_refused_through_sglangs_own_parser(
-    tmp_path: Path, change: dict[str, object], said: str
+    starts: Starts, tmp_path: Path, change: dict[str, object], said: str
 ) -> None:
     config = json.loads((MODELS / "tiny-drafter/config.json").read_text())
     drafter = tmp_path / "drafter"
     drafter.mkdir()
     (drafter / "config.json").write_text(json.dumps({**config, **change}))
     arguments = [str(drafter) if item.endswith("tiny-drafter") else item for item in ARGUMENTS]
-    done = python(
+    done = starts.run(
         f"""
 from longleaf.engine import check
 everything = check.check_all

@@ -204,12 +204,12 @@ def run(world: World, made: Any, steps: int) -> list[int]:
     return lengths
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 8, 9, 16, 40, 64, 70])
+@pytest.mark.parametrize("nodes", [1, 2, 8, 9, 16, 70])
 def test_greedy_steps_commit_what_plain_decoding_gives(
     nodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(PROMPTS, room=200)
-    lengths = run(world, make_worker(world, [nodes], monkeypatch), 6)
+    lengths = run(world, make_worker(world, [nodes], monkeypatch), 6 if nodes < 64 else 3)
     if nodes == 1:
         assert set(lengths) == {1}
     if nodes >= 16:
@@ -255,13 +255,13 @@ def test_greedy_requests_stay_greedy_beside_sampled_ones(monkeypatch: pytest.Mon
     made = make_worker(world, [16], monkeypatch)
     info = Sampling(**vars(greedy_and_sampled()))
     strays = 0
-    for _ in range(12):
+    for _ in range(6):
         truth = [continuation(sequence, BLOCK) for sequence in world.sequences]
         taken = step(world, made, sampling_info=info)
         for request in (0, 2):
             assert taken[request] == truth[request][: len(taken[request])]
         strays += taken[1] != truth[1][: len(taken[1])]
-    assert strays == 0 or strays < 12  # logit 9 of 32 tokens: nearly always the rule's token
+    assert strays < 6  # logit 9 of 32 tokens: nearly always the rule's token
 
 
 def causal(trees: Any) -> Any:

@@ -1,5 +1,6 @@
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,15 @@ EMULATOR = Path(__file__).parent / "emulator"
 @pytest.fixture(scope="session")
 def emulated_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The library's kernels without inline PTX, compiled for the CPU."""
+    return _compiled(tmp_path_factory.getbasetemp())
+
+
+@cache
+def _compiled(folder: Path) -> Path:
+    """Compile once a run, however many modules import the fixture."""
     if shutil.which("g++") is None:
         pytest.skip("needs g++ to compile the kernels for the CPU")
-    output = tmp_path_factory.mktemp("emulated") / "liblongleaf_kernels.so"
+    output = folder / "liblongleaf_kernels.so"
     units = [KERNELS / "csrc" / f"{name}.cu" for name in ("capi", "tree_capi", "compact_capi")]
     includes = (EMULATOR, KERNELS / "csrc", KERNELS / "csrc" / "include")
     command = [

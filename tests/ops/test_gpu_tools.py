@@ -9,6 +9,7 @@ import pytest
 
 from ops.bench.results import Row
 from ops.gpu.client import Event, Generation
+from ops.gpu.judge import partings, wrong
 from ops.gpu.models import DummyDrafter, DummyTarget, stretch_tiny_pair
 from ops.gpu.pairs import tiny
 from ops.gpu.payload import LOCK, wanted
@@ -18,7 +19,6 @@ from ops.gpu.servers import Method
 from ops.gpu.shares import shares
 from ops.gpu.timing import random_prompt, step_timing
 from tests.gpu.engine.histograms import two_sample_p_value
-from tests.gpu.engine.judge import partings, wrong
 
 
 def generation(tokens: list[int], **changes: object) -> Generation:
@@ -99,6 +99,46 @@ def test_rows_say_what_was_not_measured() -> None:
     assert rows["flatness_185k_over_1k"].value == 2.0
     assert rows["ddtree_step_ms_64k"].why == "not measured"
     assert rows["soak_leaked_tokens"].value is None
+
+
+def test_rows_say_up_to_where_absorbed_extends_win_and_what_a_profile_found() -> None:
+    spread = {"context": 32_768, "spread": [1.0, 2.0], "n": 4}
+    extends = [
+        {"server": f"extend-{name}", "new": new, "ms": ms, **spread}
+        for new, times in ((64, (5.0, 9.0, 8.0)), (256, (9.0, 9.5, 8.5)))
+        for name, ms in zip(("absorbed", "up-torch", "up-fa3"), times, strict=True)
+    ]
+    steps = {
+        "count": 30,
+        "phases": {"draft": 1.0, "total": 9.0},
+        "host": {"kernels": 60.0, "graphs": 2.0, "copies": 9.0, "operators": 200.0},
+        "gaps": [
+            {
+                "microseconds": 80.0,
+                "between": ["verify", "accept"],
+                "kernels": ["gemm", "argmax"],
+                "remedy": "capture it",
+            }
+        ],
+    }
+    profile = {
+        "server": "ddtree-9",
+        "context": 65_536,
+        "groups": {"attention": 0.5},
+        "idle": 0.1,
+        "steps": steps,
+        "phases_ms": {"draft": 1.02},
+        "disagreement": 0.02,
+        "disagreeing_phase": "draft",
+    }
+    rows = {row.name: row for row in rows_of({"extends": extends, "profile": [profile]})}
+    assert rows["extend_absorbed_wins_to"].value == 64
+    assert rows["extend_32k_256_up_fa3_ms"].value == 8.5
+    assert rows["profile_64k_gap_1_us"].why == (
+        "verify -> accept, longest gemm -> argmax; capture it"
+    )
+    assert rows["phases_metrics_vs_profiler"].met
+    assert rows["host_64k_kernels"].value == 60.0
 
 
 def test_the_plot_draws_measured_rows() -> None:

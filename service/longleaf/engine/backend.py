@@ -135,6 +135,7 @@ class LongleafMlaBackend(AttentionBackend):
         self.req_to_token_pool = model_runner.req_to_token_pool
         self._req_to_token: Tensor = self.req_to_token_pool.req_to_token
         self._varlen = extend.chosen_varlen()
+        extend.absorbed_extend_tokens()  # says at the start what is wrong with it
         self._fixed: dict[int, FixedBits] = {}
         if share is None:
             self._workspace = verify_workspace(self._device)

@@ -8,6 +8,7 @@ whatever the number of queries. At Kimi's dimensions both cost the same near 190
 
 import os
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +23,8 @@ ABSORBED_EXTEND_TOKENS = 256
 Between the crossover by FLOP (see above) and `verify_mla`'s most rows. TO BE MEASURED on the GPU
 host: it stands for no measurement yet.
 """
+ABSORBED_VARIABLE = "LONGLEAF_ABSORBED_EXTEND_TOKENS"
+"""Environment variable: a number in place of that one, to measure both forms at any length."""
 KERNEL_VARIABLE = "LONGLEAF_PREFILL_ATTENTION"
 """Environment variable: `torch` (the default; any GPU from sm_80) or `fa3` (sm_90 only)."""
 
@@ -50,6 +53,17 @@ class VarlenAttention(Protocol):
         ...
 
 
+@cache
+def absorbed_extend_tokens() -> int:
+    """Return the most new tokens that take the absorbed form. ValueError for no number."""
+    text = os.environ.get(ABSORBED_VARIABLE)
+    if text is None:
+        return ABSORBED_EXTEND_TOKENS
+    if not text.isdecimal():
+        raise ValueError(f"{ABSORBED_VARIABLE} must be a number of tokens, got {text!r}")
+    return int(text)
+
+
 def use_mha(prefix_lens: Sequence[int], lengths: Sequence[int], *, prefix_allowed: bool) -> bool:
     """Whether an extend takes the up-projected form.
 
@@ -57,7 +71,7 @@ def use_mha(prefix_lens: Sequence[int], lengths: Sequence[int], *, prefix_allowe
     """
     if not any(prefix_lens):
         return True
-    return prefix_allowed and max(lengths, default=0) > ABSORBED_EXTEND_TOKENS
+    return prefix_allowed and max(lengths, default=0) > absorbed_extend_tokens()
 
 
 def attention_method(attn: Any, forward_batch: Any) -> Any:

@@ -1,9 +1,11 @@
 """What the plugin relies on in SGLang and beside it: data only, checked before anything starts.
 
-SOURCES: SHA-256 of the files whose inner workings the plugin was written against. SIGNATURES: the
-functions that it calls, overrides or is called like, as `longleaf.engine.drift.signature` writes
-them. A new import from sglang in this package needs a line in SOURCES; `make test-engine` says
-which one, and that no name here is missing from the pinned wheel.
+SOURCES: SHA-256 of the files whose inner workings the plugin was written against, imported by it or
+not: model code calls the attention backend, and pools and graph buffers are handed to it.
+SIGNATURES: the functions that it calls, overrides or is called like, as
+`longleaf.engine.drift.signature` writes them. A new import from sglang in this package needs a
+line in SOURCES; `make test-engine` says which one, and that no name here is missing from the
+pinned wheel.
 """
 
 from collections.abc import Mapping
@@ -16,6 +18,9 @@ KERNELS_ABI_VERSION = 2
 """Version of the C interface of `longleaf_kernels`' library."""
 
 SOURCES: Mapping[str, str] = {
+    "sglang.kernels.ops.kvcache.mla_buffer": (
+        "3726d1c298e50cfcc3704573ffc001ac9343294480d331552e22f907bcf546de"
+    ),
     "sglang.kernels.ops.speculative.cache_locs": (
         "d1ae7029c4591ba79f9cc62c42cb2aaea896ca32bd918ce046063515f3ee0e65"
     ),
@@ -45,6 +50,9 @@ SOURCES: Mapping[str, str] = {
     "sglang.srt.layers.logprob_processor": (
         "d8fc9ce621d3130f6c586b6288e888c2d4cc117336f86e8384f9486d49d3048d"
     ),
+    "sglang.srt.layers.radix_attention": (
+        "455f259bdd95147ef1f369777e97113b33ec0cbe15222a323ff986e2b36bf89b"
+    ),
     "sglang.srt.managers.overlap_utils": (
         "7762a4e463a8052fdac22e76ba904cedb35fb2deabda687849724a354bc891aa"
     ),
@@ -60,14 +68,29 @@ SOURCES: Mapping[str, str] = {
     "sglang.srt.mem_cache.kv_cache_configurator": (
         "a99b6e25efcd7c56a72c215fcd98ba7fe70bd53a37e8e4b8cec6205d3c45bdaf"
     ),
+    "sglang.srt.mem_cache.memory_pool": (
+        "29ef7b37d2e12b1a4b674b97c33b3ceb05cd8421a3742eb33cb6a75f52896ddc"
+    ),
+    "sglang.srt.model_executor.cuda_graph_buffer_registry": (
+        "a2ace30e94f775443ecee720f3d7668c24b80bb95f4b2af1c27f12fd14529caf"
+    ),
     "sglang.srt.model_executor.cuda_graph_config": (
         "a131496f543eb354e91ca818b0f3863918da51aadae8e8a6fba087edd30cec76"
+    ),
+    "sglang.srt.model_executor.forward_batch_deepseek_mha_mixin": (
+        "4d46d49221749cff5289c262d8acd6e2f5f3d44db1a1d7ffabbeb32fd9e6f05a"
     ),
     "sglang.srt.model_executor.forward_batch_info": (
         "be44232b841781ae6b6e1f4c011a49461bec7fe12e6a45a87cd16fab3864f232"
     ),
     "sglang.srt.model_executor.model_runner": (
         "221032bf7ae57d2ebdb96801150a48d23244840a9b7938dc586e911671c11102"
+    ),
+    "sglang.srt.model_executor.model_runner_components.attention_backend_setup": (
+        "6382174da16422a4086364b0192c52a6008517af06c443aee53a62e5a0068f3a"
+    ),
+    "sglang.srt.model_executor.model_runner_components.misc_utils": (
+        "56a5b1497efaddc4520647484ca825a48695ad48f8a13d29d2eb393377650eb4"
     ),
     "sglang.srt.model_executor.runner.decode_cuda_graph_runner": (
         "c21e3535041c5f07ac466d77f156d81b28737ed96c8a8fcf1cd3f48e7f7c44cd"
@@ -83,6 +106,15 @@ SOURCES: Mapping[str, str] = {
     ),
     "sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods": (
         "e8512988de05accfd3be326eab5dd41a4028371b9fa623f3127c778822ef76e0"
+    ),
+    "sglang.srt.models.deepseek_common.attention_forward_methods.forward_mha": (
+        "5489025f1a66fb7fd07e2565a9167d720520f1194b65dc21bdc2c702978b4b5a"
+    ),
+    "sglang.srt.models.deepseek_common.attention_forward_methods.forward_mla": (
+        "4a4aab7f693060bcded9379e337ff29f9f027390c7a44601ebb0b11a9483b132"
+    ),
+    "sglang.srt.models.deepseek_v2": (
+        "e73c033416e8746bb435dd4e7d39ead521039c511182b5f8b536a40a3308d08a"
     ),
     "sglang.srt.models.dflash": (
         "121c584a38f6512037416e29d8aac6b532188630c848da9ca9d4b2186bd85885"
@@ -109,6 +141,9 @@ SOURCES: Mapping[str, str] = {
     ),
     "sglang.srt.speculative.dflash_worker_v2": (
         "c3f3eca69abafa2436ed9e757287e2a2496109346f093aa5a688f0f0c8a57bb8"
+    ),
+    "sglang.srt.speculative.ngram_info": (
+        "4b8886e17ca55bba9b6706ae025eed45fae307cf42a5e98e26a08c0b7313e25d"
     ),
     "sglang.srt.speculative.spec_info": (
         "1435f9d2ba846f813ca7f50ca2dbb90564b60006ecddfd3a852dc8ac6fb25506"

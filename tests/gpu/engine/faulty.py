@@ -3,15 +3,14 @@
 SGLang loads it instead of ours where SGLANG_PLUGINS says so; LONGLEAF_TEST_FAULT names the fault.
 """
 
-import hashlib
 import os
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
+from ops.gpu.ranks import watch
+
 FAULT = "LONGLEAF_TEST_FAULT"
-TREES = "LONGLEAF_TEST_TREES"
 
 
 def register() -> None:
@@ -20,24 +19,6 @@ def register() -> None:
 
     register_ours()
     PLANTS[os.environ[FAULT]]()
-
-
-def _watch_trees() -> None:
-    """Append one line for each tree that a rank verifies, to a file of its own."""
-    worker: Any = import_module("longleaf.engine.worker")
-    folder = Path(os.environ[TREES])
-    folder.mkdir(parents=True, exist_ok=True)
-    build = worker.DDTreeWorker._build
-
-    def watched(self: Any, *arguments: Any) -> Any:
-        trees = build(self, *arguments)
-        parts = (trees.tokens, trees.parents, trees.visible)
-        data = b"".join(part.cpu().contiguous().numpy().tobytes() for part in parts)
-        with (folder / f"rank{self.ps.tp_rank}").open("a") as out:
-            out.write(hashlib.sha256(data).hexdigest() + "\n")
-        return trees
-
-    worker.DDTreeWorker._build = watched
 
 
 def _causal_mask() -> None:
@@ -98,7 +79,7 @@ def _window_ignored() -> None:
 def _rank_different_trees() -> None:
     """Rank 1 takes other candidates than rank 0."""
     worker: Any = import_module("longleaf.engine.worker")
-    _watch_trees()
+    watch()
     draft = worker.DDTreeWorker._draft
 
     def differing(self: Any, *arguments: Any) -> Any:
@@ -111,7 +92,7 @@ def _rank_different_trees() -> None:
 
 
 PLANTS: dict[str, Callable[[], None]] = {
-    "none": _watch_trees,
+    "none": watch,
     "causal-mask": _causal_mask,
     "positions-by-node": _positions_by_node,
     "stale-padding": _stale_padding,

@@ -4,16 +4,18 @@ import json
 import lzma
 import os
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ops.gpu.client import Client, Generation
+from ops.gpu import ranks
+from ops.gpu.client import Client, Generation, ask_all
 from ops.gpu.pairs import HOME, stretched, tiny
-from ops.gpu.plugin_distribution import entry_points_text
+from ops.gpu.plugin_distribution import install
 from ops.gpu.reference import DATA, NODES
 from ops.gpu.servers import Method, Server, ServerSpec
+
+__all__ = ["FAULTS", "SPECS", "Fleet", "ask_all", "commit_len", "embedded", "embedded_commit_len"]
 
 FAULTS = (
     "causal-mask",
@@ -28,35 +30,30 @@ PADDED_BATCH = 8
 """The only graph size of servers that must pad: smaller batches leave padding requests."""
 
 
+def ranks_folder(name: str) -> Path:
+    """Where the ranks of a server with a planted plugin write what they decide."""
+    return HOME / "ranks" / name
+
+
 def _ddtree(name: str, **changes: object) -> ServerSpec:
     return tiny(Method.DDTREE, name, nodes=(NODES,)).variant(name, **changes)
 
 
 def _planted(name: str, fault: str, **changes: object) -> ServerSpec:
     """A server whose plugin is ours with a fault in it; SGLang itself starts it."""
+    folder = install(HOME / "faulty", "longleaf_faulty", "tests.gpu.engine.faulty:register")
     return _ddtree(
         name,
         bare=True,
         plugins=("longleaf_faulty",),
         environment={
             "LONGLEAF_TEST_FAULT": fault,
-            "LONGLEAF_TEST_TREES": str(HOME / name),
-            "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(_distribution())]),
+            ranks.FOLDER: str(ranks_folder(name)),
+            "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(folder)]),
         },
         flags=("--cuda-graph-bs-decode", "1", str(PADDED_BATCH)),
         **changes,
     )
-
-
-def _distribution() -> Path:
-    """Install tests/gpu/engine/faulty.py as a plugin, in a folder for PYTHONPATH."""
-    folder = HOME / "faulty"
-    info = folder / "longleaf_faulty-0.dist-info"
-    info.mkdir(parents=True, exist_ok=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: longleaf_faulty\nVersion: 0\n")
-    groups = {"sglang.srt.plugins": {"longleaf_faulty": "tests.gpu.engine.faulty:register"}}
-    (info / "entry_points.txt").write_text(entry_points_text(groups))
-    return folder
 
 
 SPECS: Mapping[str, Callable[[], ServerSpec]] = {
@@ -104,20 +101,6 @@ class Fleet:
     def client(self, name: str) -> Client:
         """A client of the server, once it is ready."""
         return self.server(name).client
-
-
-def ask_all(
-    client: Client,
-    prompts: Sequence[Sequence[int]],
-    max_tokens: int,
-    *,
-    at_once: int = 8,
-    **options: Any,
-) -> list[Generation]:
-    """Answer prompts, several at a time, in the order given."""
-    with ThreadPoolExecutor(at_once) as pool:
-        futures = [pool.submit(client.generate, p, max_tokens, **options) for p in prompts]
-        return [future.result() for future in futures]
 
 
 def commit_len(answers: Sequence[Generation]) -> float:

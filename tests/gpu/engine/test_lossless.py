@@ -4,9 +4,9 @@ import pytest
 
 from ops.bench.commit import lossless_prompts
 from ops.bench.prompts import PromptSource
+from ops.gpu.judge import GAP, partings, wrong
 from tests.gpu.engine.fleet import Fleet, ask_all
 from tests.gpu.engine.histograms import two_sample_p_value
-from tests.gpu.engine.judge import GAP, partings, wrong
 
 TOKENS = 256
 DRAWS = 1536

@@ -9,8 +9,8 @@ import pytest
 
 from ops.bench.prompts import PromptSource
 from ops.gpu.client import Client
+from ops.gpu.judge import Parting, partings, wrong
 from tests.gpu.engine.fleet import FAULTS, Fleet, ask_all, commit_len
-from tests.gpu.engine.judge import Parting, partings, wrong
 
 TOKENS = 96
 AT_ONCE = 5

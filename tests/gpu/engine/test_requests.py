@@ -9,8 +9,8 @@ import pytest
 
 from ops.bench.prompts import PromptSource
 from ops.gpu.client import Client
+from ops.gpu.judge import GAP, partings, wrong
 from tests.gpu.engine.fleet import Fleet, ask_all
-from tests.gpu.engine.judge import GAP, partings, wrong
 
 SCHEMA = {
     "type": "object",
