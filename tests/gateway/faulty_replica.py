@@ -7,6 +7,7 @@ request is a coroutine that a test gives it, so a test can hold every byte in it
 import asyncio
 import contextlib
 import json
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -137,13 +138,15 @@ class FaultyReplica:
         self.arrived: asyncio.Queue[Received] = asyncio.Queue()
         self.aborted: asyncio.Queue[str] = asyncio.Queue()
         self.port = 0
+        self.tls: ssl.SSLContext | None = None
+        """With it, it speaks https."""
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
     @property
     def url(self) -> str:
         """Base URL."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"http{'s' if self.tls else ''}://127.0.0.1:{self.port}"
 
     async def __aenter__(self) -> "FaultyReplica":
         await self.start()
@@ -154,7 +157,9 @@ class FaultyReplica:
 
     async def start(self) -> None:
         """Listen (again, on the same port)."""
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        self._server = await asyncio.start_server(
+            self._accept, "127.0.0.1", self.port, ssl=self.tls
+        )
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:

@@ -19,7 +19,15 @@ from tests.gateway.faulty_replica import (
     captured_body,
     event,
 )
-from tests.gateway.running import CHAT, LIMIT, Gateway, chat, eventually, gateway_over
+from tests.gateway.running import (
+    CHAT,
+    LIMIT,
+    Gateway,
+    chat,
+    eventually,
+    gateway_over,
+    running_gateway,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -255,3 +263,23 @@ async def test_tls_by_file(tmp_path: Path) -> None:
 def test_certificate_and_key_belong_together(given: str) -> None:
     with pytest.raises(ValueError, match="belong together"):
         GatewayConfig.model_validate({"replicas": ("http://a:1",), given: Path("/x")})
+
+
+async def test_replicas_that_speak_tls(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    trusted = tmp_path / "ca.crt"
+    authority.cert_pem.write_to_path(trusted)
+    replica = FaultyReplica()
+    replica.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(replica.tls)
+    async with replica:
+        async with running_gateway(replica.url, ready=1, upstream_ca_file=trusted) as gateway:
+            assert (await gateway.raw(chat(stream=True)))[1] == captured_body("chat_stream")
+        async with running_gateway(replica.url) as gateway:  # a stranger's certificate
+            kind = (
+                f'longleaf_gateway_upstream_errors_total{{kind="health",replica="{replica.url}"}}'
+            )
+            async with asyncio.timeout(LIMIT):
+                while await gateway.metric(kind) < 3:  # noqa: ASYNC110 - it lies behind HTTP
+                    await asyncio.sleep(0.01)
+            assert await gateway.ready() == 0

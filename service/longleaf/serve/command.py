@@ -9,15 +9,16 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
 import click
 
 from longleaf import embedded
+from longleaf.gateway.replicas.client import ReplicaClient, ReplicaError
 from longleaf.serve.children import Child, start_child
 
 MODEL_NAME = "longleaf-tiny"
 _END_SECONDS = 15.0
 """What a part gets on top of its drain limit to end the answers that are left, with an error."""
+_ASK_SECONDS = 2.0
 _PORT = click.IntRange(1, 65535)
 
 
@@ -84,7 +85,7 @@ def ready_line(config: ServeConfig, model: str, seconds: float) -> str:
 
 
 async def _wait_ready(
-    config: ServeConfig, session: aiohttp.ClientSession, children: list[Child]
+    config: ServeConfig, gateway: ReplicaClient, engine: ReplicaClient, children: list[Child]
 ) -> str:
     """Wait until the gateway has a ready replica; returns the served model's name."""
     deadline = time.monotonic() + config.start_seconds
@@ -94,12 +95,11 @@ async def _wait_ready(
                 raise click.ClickException(
                     f"the {child.name} ended with status {child.process.returncode} while starting"
                 )
-        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            async with session.get(f"{config.gateway_url}/readyz") as answer:
-                ready = answer.status == 200
-            if ready:
-                async with session.get(f"{config.engine_url}/v1/models") as answer:
-                    return str((await answer.json())["data"][0]["id"])
+        with contextlib.suppress(ReplicaError):
+            status, _ = await gateway.fetch("GET", "/readyz", _ASK_SECONDS)
+            if status == 200:
+                models = await engine.fetch_json("GET", "/v1/models", _ASK_SECONDS)
+                return str(models["data"][0]["id"])
         if time.monotonic() > deadline:
             raise click.ClickException(
                 f"not ready after {config.start_seconds:.0f} s (--start-seconds)"
@@ -151,15 +151,17 @@ async def serve(config: ServeConfig) -> int:
     try:
         children.append(await start_child("embedded engine", _engine_arguments(config)))
         children.append(await start_child("gateway", _gateway_arguments(config)))
-        timeout = aiohttp.ClientTimeout(total=2.0)
         stopped = asyncio.create_task(stop.wait())
-        async with aiohttp.ClientSession(timeout=timeout) as session:
-            ready = asyncio.create_task(_wait_ready(config, session, children))
-            await asyncio.wait({ready, stopped}, return_when=asyncio.FIRST_COMPLETED)
-            if ready.done():
-                click.echo(ready_line(config, ready.result(), time.monotonic() - begin))
-            else:
-                ready.cancel()
+        gateway = ReplicaClient(config.gateway_url, _ASK_SECONDS, None)
+        engine = ReplicaClient(config.engine_url, _ASK_SECONDS, None)
+        ready = asyncio.create_task(_wait_ready(config, gateway, engine, children))
+        await asyncio.wait({ready, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if ready.done():
+            click.echo(ready_line(config, ready.result(), time.monotonic() - begin))
+        else:
+            ready.cancel()
+        await gateway.close()
+        await engine.close()
         ends = {asyncio.create_task(child.process.wait()): child for child in children}
         done, _ = await asyncio.wait({stopped, *ends}, return_when=asyncio.FIRST_COMPLETED)
         for task in done & set(ends):

@@ -70,10 +70,10 @@ def with_field(body: bytes, field: Mapping[str, Any]) -> bytes:
     return end[:-1] + between + b'"longleaf":' + json.dumps(field).encode() + b"}"
 
 
-def with_chunk(piece: bytes, model: str, field: Mapping[str, Any]) -> bytes:
-    """The last piece of a stream with a chunk before its ``[DONE]``."""
+def with_chunk(piece: bytes, kind: str, model: str, field: Mapping[str, Any]) -> bytes:
+    """The last piece of a stream with a chunk of that ``kind`` before its ``[DONE]``."""
     before, done, after = piece.rpartition(_DONE)
-    chunk = {"object": "chat.completion.chunk", "model": model, "choices": [], "longleaf": field}
+    chunk = {"object": kind, "model": model, "choices": [], "longleaf": field}
     return before + b"data: " + json.dumps(chunk).encode() + b"\n\n" + done + after
 
 

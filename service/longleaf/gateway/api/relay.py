@@ -250,7 +250,9 @@ class RelayResponse(Response):
         while piece is not None:
             if call.details and exchange.done:
                 field = details(call.record, tail.numbers())
-                piece = with_chunk(piece, call.prompt.inspection.model, field)
+                said = call.prompt.inspection
+                kind = "chat.completion.chunk" if said.chat else "text_completion"
+                piece = with_chunk(piece, kind, said.model, field)
             await send({"type": "http.response.body", "body": piece, "more_body": True})
             if comments is not None:
                 comments.said = exchange.asked

@@ -11,11 +11,14 @@ import os
 import random
 import ssl
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
-import aiohttp
+from longleaf.gateway.replicas.client import RawHeaders, ReplicaClient, ReplicaError
+from longleaf.gateway.replicas.connection import Connection
 
 logger = logging.getLogger(__name__)
 
@@ -65,19 +68,17 @@ class KubernetesApi:
             ca_file or _existing(_ACCOUNT / "ca.crt"),
         )
 
-    def session(self) -> aiohttp.ClientSession:
+    def client(self) -> ReplicaClient:
         """A client of the API server. ``OSError`` for a CA file that cannot be read."""
         tls = ssl.create_default_context(cafile=self.ca_file)
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_REQUEST_SECONDS)
-        return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=tls), timeout=timeout, trust_env=False
-        )
+        return ReplicaClient(self.url, _REQUEST_SECONDS, None, tls)
 
-    def headers(self) -> dict[str, str]:
+    def headers(self) -> RawHeaders:
         """With the service account's token as it is now."""
-        headers = {"accept": "application/json"}
+        headers = [(b"accept", b"application/json")]
         if self.token_file is not None:
-            headers["authorization"] = f"Bearer {self.token_file.read_text().strip()}"
+            token = self.token_file.read_bytes().strip()
+            headers.append((b"authorization", b"Bearer " + token))
         return headers
 
 
@@ -106,34 +107,40 @@ class EndpointSlices:
     async def run(self, on_change: Callable[[Collection[str]], None]) -> None:
         """Report the set of URLs, and every change of it, for ever."""
         pause = _FIRST_PAUSE
-        async with self._api.session() as http:
+        client = self._api.client()
+        try:
             while True:
                 try:
-                    await self._list(http)
+                    await self._list(client)
                     self._note_up(1)
                     pause = _FIRST_PAUSE
                     while True:
                         self._report(on_change)
-                        async for _ in self._watch(http):
+                        async for _ in self._watch(client):
                             self._report(on_change)
-                except (WatchError, aiohttp.ClientError, OSError, ValueError, KeyError) as error:
+                except (WatchError, ReplicaError, OSError, ValueError, KeyError) as error:
                     self._note_up(0)
                     fields = {"path": self._path, "why": str(error) or type(error).__name__}
                     logger.warning("discovery: list again", extra={"fields": fields})
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST_PAUSE)
+        finally:
+            await client.close()
 
-    async def _list(self, http: aiohttp.ClientSession) -> None:
-        async with asyncio.timeout(_REQUEST_SECONDS):
-            async with self._get(http, {}) as response:
-                answer = _object(await response.read())
+    async def _list(self, client: ReplicaClient) -> None:
+        async with self._get(client, {}) as connection:
+            text = b""
+            async with asyncio.timeout(_REQUEST_SECONDS):
+                while part := await connection.read():
+                    text += part
+        answer = _object(text)
         items = answer.get("items")
         if not isinstance(items, list):
             raise WatchError("the list has no items")
         self._slices = {item["metadata"]["name"]: item for item in items}
         self._version = answer["metadata"]["resourceVersion"]
 
-    async def _watch(self, http: aiohttp.ClientSession) -> AsyncIterator[None]:
+    async def _watch(self, client: ReplicaClient) -> AsyncIterator[None]:
         """Apply events until the server ends the watch in order."""
         query = {
             "watch": "true",
@@ -141,8 +148,8 @@ class EndpointSlices:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(_WATCH_SECONDS),
         }
-        async with self._get(http, query) as response:
-            async for line in _lines(response):
+        async with self._get(client, query) as connection:
+            async for line in _lines(connection):
                 event = _object(line)
                 changed = event.get("object") or {}
                 if event.get("type") == "ERROR":
@@ -156,13 +163,20 @@ class EndpointSlices:
                     self._slices[changed["metadata"]["name"]] = changed
                 yield
 
-    def _get(self, http: aiohttp.ClientSession, query: Mapping[str, str]) -> "_Request":
-        return _Request(
-            http,
-            self._api.url + self._path,
-            {"labelSelector": self._selector, **query},
-            self._api.headers(),
-        )
+    @asynccontextmanager
+    async def _get(
+        self, client: ReplicaClient, query: Mapping[str, str]
+    ) -> AsyncIterator[Connection]:
+        """An answer whose status is 200, to be read."""
+        asked = urlencode({"labelSelector": self._selector, **query})
+        async with asyncio.timeout(_REQUEST_SECONDS):
+            connection = await client.begin("GET", f"{self._path}?{asked}", self._api.headers(), ())
+        try:
+            if connection.status != 200:
+                raise WatchError(f"the API server answered {connection.status}")
+            yield connection
+        finally:
+            client.end(connection)
 
     def _report(self, on_change: Callable[[Collection[str]], None]) -> None:
         found = {
@@ -172,33 +186,6 @@ class EndpointSlices:
         if urls != self._reported:
             self._reported = urls
             on_change(urls)
-
-
-class _Request:
-    """A GET whose answer must be 200."""
-
-    def __init__(
-        self,
-        http: aiohttp.ClientSession,
-        url: str,
-        query: Mapping[str, str],
-        headers: Mapping[str, str],
-    ) -> None:
-        silence = aiohttp.ClientTimeout(
-            total=None, sock_connect=_REQUEST_SECONDS, sock_read=_WATCH_SECONDS + _GRACE_SECONDS
-        )
-        self._request = http.get(url, params=query, headers=headers, timeout=silence)
-
-    async def __aenter__(self) -> aiohttp.ClientResponse:
-        response = await self._request.__aenter__()
-        if response.status != 200:
-            text = (await response.text())[:200]
-            await self._request.__aexit__(None, None, None)
-            raise WatchError(f"status {response.status}: {text}")
-        return response
-
-    async def __aexit__(self, *error: Any) -> None:
-        await self._request.__aexit__(*error)
 
 
 def base_urls(one: Mapping[str, Any], port: str | None, scheme: str) -> Iterator[str]:
@@ -223,10 +210,14 @@ def base_urls(one: Mapping[str, Any], port: str | None, scheme: str) -> Iterator
             yield f"{scheme}://{host}:{number}"
 
 
-async def _lines(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+async def _lines(connection: Connection) -> AsyncIterator[bytes]:
     held = b""
-    async for chunk in response.content.iter_any():
-        *whole, held = (held + chunk).split(b"\n")
+    while True:
+        async with asyncio.timeout(_WATCH_SECONDS + _GRACE_SECONDS):
+            part = await connection.read()
+        if not part:
+            return
+        *whole, held = (held + part).split(b"\n")
         for line in whole:
             if line.strip():
                 yield line
