@@ -13,8 +13,6 @@ _KINDS = (
     "The quick brown fox jumps over the lazy dog. " * 40,
     "Tell me about rivers, and why they bend. ",
 )
-_LENGTHS = (400, 5000)
-"""Characters of a prompt: one context bucket each in the tiny model's tokens."""
 
 
 @dataclass(slots=True)
@@ -25,6 +23,8 @@ class Load:
     model: str
     width: int = 4
     max_tokens: int = 48
+    lengths: tuple[int, ...] = (400, 5000)
+    """Characters of a prompt: a context bucket each, in the tiny model's tokens."""
     answered: int = 0
     failed: int = 0
 
@@ -37,7 +37,7 @@ class Load:
 
     def _bodies(self) -> Iterator[tuple[dict[str, object], bool]]:
         """Bodies, and whether their client leaves before the end."""
-        cases = itertools.product(_LENGTHS, _KINDS)
+        cases = itertools.product(self.lengths, _KINDS)
         for number, (length, kind) in enumerate(itertools.cycle(list(cases))):
             text = (f"{number}. " + kind * (1 + length // len(kind)))[:length]
             body: dict[str, object] = {
