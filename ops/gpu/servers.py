@@ -111,6 +111,7 @@ class ServerSpec:
             options |= self._speculation()
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
         switches = ["--skip-server-warmup", "--enable-metrics", "--disable-prefill-cuda-graph"]
+        switches.append("--sleep-on-idle")  # a server that waits leaves its core to the others
         if self.tensor_parallel > 1:
             # It would compile kernels that reach other GPUs by NVLink multicast.
             switches.append("--enforce-disable-flashinfer-allreduce-fusion")
@@ -211,8 +212,9 @@ class Server:
 
     def rank_process(self, rank: int) -> int:
         """The process of a tensor-parallel rank. EngineError if there is none."""
+        title = f"scheduler_TP{rank}" if self.spec.tensor_parallel > 1 else "sglang::scheduler"
         for pid in self.processes():
-            if f"scheduler_TP{rank}" in command_of(pid):
+            if title in command_of(pid):
                 return pid
         raise EngineError(f"{self.spec.name} has no process of rank {rank}")
 

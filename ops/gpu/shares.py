@@ -54,11 +54,15 @@ def profile(
     folder.mkdir(parents=True, exist_ok=True)
     before = set(folder.rglob("*.trace.json.gz"))
     new: list[Path] = []
-    client.post(
-        "/start_profile",
-        {"output_dir": str(folder), "num_steps": steps, "activities": ["CPU", "GPU"]},
-        60,
-    )
+    options = {
+        "output_dir": str(folder),
+        "num_steps": steps,
+        "activities": ["CPU", "GPU"],
+        # SGLang records Python's stack by default, which makes the host many times slower.
+        "with_stack": False,
+        "record_shapes": False,
+    }
+    client.post("/start_profile", options, 60)
     client.generate(prompt, tokens, timeout=300)
     end = time.monotonic() + 60
     while time.monotonic() < end:

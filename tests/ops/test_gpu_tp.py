@@ -90,7 +90,7 @@ sys.exit(7)
 def test_a_rank_is_found_killed_and_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = tiny(Method.STOCK_PLAIN)
+    spec = tiny(Method.STOCK_PLAIN).variant("two", tensor_parallel=2)
     monkeypatch.setattr(type(spec), "command", lambda *given: [sys.executable, "-c", SLEEPER])
     server = Server(spec, free_port(0), tmp_path)
     try:
