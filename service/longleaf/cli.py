@@ -11,6 +11,7 @@ COMMANDS: Mapping[str, str] = {
     "embedded": "longleaf.embedded.command:embedded_command",
     "engine": "longleaf.engine.launch:engine_command",
     "gateway": "longleaf.gateway.command:gateway_command",
+    "preflight": "longleaf.probes.preflight.command:preflight_command",
     "serve": "longleaf.serve.command:serve_command",
 }
 

@@ -11,6 +11,9 @@ from longleaf.embedded.command import embedded_command
 from longleaf.engine.launch import engine_command
 from longleaf.gateway.command import gateway_command, load_config
 from longleaf.gateway.config import GatewayConfig
+from longleaf.probes.preflight.command import preflight_command
+from longleaf.probes.preflight.report import all_checks
+from longleaf.probes.preflight.trials import Trials
 from tests.charts.rendering import SHAPES, Object, Rendered, Tools, container, environment
 
 
@@ -149,6 +152,22 @@ def test_preflight_sees_what_the_engine_sees(full: Rendered) -> None:
     assert [one["name"] for one in full.engine["initContainers"]] == ["download", "preflight"]
     for field in ("image", "env", "volumeMounts", "resources"):
         assert preflight[field] == engine[field], field
+
+
+def test_preflight_is_asked_what_the_engine_is_told(full: Rendered) -> None:
+    arguments = container(full.engine, "preflight")["args"]
+    params = preflight_command.make_context("preflight", list(arguments[1:])).params
+    assert params["as_json"] is True
+    assert (params["gpus"], params["nodes"], params["block_size"]) == (8, 64, 8)
+    assert (params["context_length"], params["kv_pool_tokens"]) == (200_000, 218_000)
+    assert (params["kv_cache_dtype"], params["draft_window"]) == ("fp8_e4m3", 2048)
+    assert (params["memory_fraction"], params["shared_memory"]) == (0.9, 32 << 30)
+    assert params["compute_majors"] == (12,)
+    assert len(params["products"]) == 3
+    assert set(params["skip"]) <= set(all_checks(Trials()))
+    engine = container(full.engine, "engine")["args"]
+    assert f"--model-path={params['target']}" in engine
+    assert f"--speculative-draft-model-path={params['drafter']}" in engine
 
 
 def test_nccl_is_set_for_pcie(default: Rendered) -> None:

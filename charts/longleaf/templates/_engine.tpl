@@ -77,7 +77,7 @@
 - --json
 - --gpus={{ int $engine.gpus }}
 {{- range $engine.gpuProducts }}
-- --product={{ . | replace "-" " " }}
+- --product={{ . }}
 {{- end }}
 {{- range $engine.gpuComputeMajors }}
 - --compute-major={{ . }}

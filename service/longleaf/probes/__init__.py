@@ -1,0 +1,1 @@
+"""Probes: each answers one question about a running system, in words, JSON and a picture."""

@@ -1,0 +1,1 @@
+"""``longleaf preflight``: can this node run the engine as it is configured?"""
