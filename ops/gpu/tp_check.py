@@ -179,7 +179,8 @@ def _through(port: int, outcome: dict[str, str]) -> None:
     text = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     events = [line[6:] for line in text.splitlines() if line.startswith("data: ")]
     errors = [event for event in events if '"error"' in event]
-    outcome["gateway"] = errors[0][:300] if errors else f"{len(events)} events, no error event"
+    missing = f"{len(events)} events, no error event: {text[-200:]}"
+    outcome["gateway"] = errors[0][:300] if errors else missing
 
 
 @contextmanager
