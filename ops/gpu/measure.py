@@ -9,7 +9,7 @@ import json
 import lzma
 import statistics
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -24,7 +24,7 @@ from ops.gpu.client import Client, Generation
 from ops.gpu.metrics import counters, phase_means
 from ops.gpu.pairs import HOME, LOGS, long, stretched
 from ops.gpu.phases import Steps, read_steps, worst_disagreement
-from ops.gpu.servers import Method, serve
+from ops.gpu.servers import Method, Server, serve
 from ops.gpu.shares import gpu_events, profile, read_trace, shares
 from ops.gpu.timing import random_prompt, time_steps
 
@@ -216,36 +216,57 @@ def part_extend(record: Record) -> None:
 
 
 def part_adaptive(record: Record) -> None:
-    """Decode speed of the adaptive budget against every fixed width, on the tiny trained pair."""
-    specs = [
+    """Decode speed of the adaptive budget against every fixed width, on the tiny trained pair.
+
+    The budget is told what steps of each width cost here, as an operator would tell it.
+    """
+    fixed = [
         stretched(Method.DDTREE, f"fixed-{nodes}", (nodes,)).variant(
             f"fixed-{nodes}", pool_tokens=200_000
         )
         for nodes in WIDTHS
     ]
-    specs.append(
-        stretched(Method.DDTREE, "adaptive").variant("adaptive", nodes=WIDTHS, pool_tokens=200_000)
-    )
     tokenizer = Tokenizer.load(DEFAULT_MODELS / "tiny-target")
-    with serve(specs, LOGS) as servers:
-        for kind in KINDS:
-            for context in WIDTH_CONTEXTS:
-                prompts = list(islice(_texts(tokenizer, kind, context), 3))
-                for name, server in servers.items():
-                    for prompt in prompts:
-                        server.client.generate(prompt, 8)
-                    answers = [server.client.generate(prompt, 192) for prompt in prompts]
-                    seconds = sum(a.events[-1].at - a.events[0].at for a in answers)
-                    tokens = sum(len(a.tokens) - 1 for a in answers)
-                    steps = sum(a.steps for a in answers)
-                    record.add(
-                        "adaptive",
-                        server=name,
-                        kind=kind,
-                        context=context,
-                        tokens_per_second=round(tokens / seconds, 2),
-                        commit_len=round(tokens / steps, 3),
-                    )
+    with serve(fixed, LOGS) as servers:
+        costs = step_costs(tokenizer, {n: servers[f"fixed-{n}"].client for n in WIDTHS})
+        record.add("step_costs", step_ms=costs)
+        adaptive = stretched(Method.DDTREE, "adaptive").variant(
+            "adaptive", nodes=WIDTHS, engine={"step_ms": costs}, pool_tokens=200_000
+        )
+        with serve([adaptive], LOGS, beside=len(fixed)) as more:
+            _compare_speeds(record, tokenizer, servers | more)
+
+
+def step_costs(tokenizer: Tokenizer, clients: Mapping[int, Client]) -> list[tuple[int, int, float]]:
+    """Milliseconds of a step by node count and context: the engine's option `step_ms`."""
+    costs = []
+    for context in WIDTH_CONTEXTS:
+        prompt = next(_texts(tokenizer, "predictable", context))
+        for nodes, client in clients.items():
+            client.generate(prompt, 8, timeout=600)
+            costs.append((nodes, context, time_steps(client, prompt, 160).ms))
+    return costs
+
+
+def _compare_speeds(record: Record, tokenizer: Tokenizer, servers: Mapping[str, Server]) -> None:
+    for kind in KINDS:
+        for context in WIDTH_CONTEXTS:
+            prompts = list(islice(_texts(tokenizer, kind, context), 3))
+            for name, server in servers.items():
+                for prompt in prompts:
+                    server.client.generate(prompt, 8)
+                answers = [server.client.generate(prompt, 192) for prompt in prompts]
+                seconds = sum(a.events[-1].at - a.events[0].at for a in answers)
+                tokens = sum(len(a.tokens) - 1 for a in answers)
+                steps = sum(a.steps for a in answers)
+                record.add(
+                    "adaptive",
+                    server=name,
+                    kind=kind,
+                    context=context,
+                    tokens_per_second=round(tokens / seconds, 2),
+                    commit_len=round(tokens / max(1, steps), 3),
+                )
 
 
 def _texts(tokenizer: Tokenizer, kind: str, length: int) -> Iterator[list[int]]:

@@ -248,12 +248,15 @@ class Server:
 
 @contextmanager
 def serve(
-    specs: Sequence[ServerSpec], logs: Path, *, timeout: float = 240.0
+    specs: Sequence[ServerSpec], logs: Path, *, timeout: float = 240.0, beside: int = 0
 ) -> Iterator[dict[str, Server]]:
-    """Run servers side by side, started together; yields them by name once all are ready."""
+    """Run servers side by side, started together; yields them by name once all are ready.
+
+    beside: how many servers of this process run already.
+    """
     with ExitStack() as stack:
         servers = {}
-        for index, spec in enumerate(specs):
+        for index, spec in enumerate(specs, beside):
             server = Server(spec, free_port(index), logs)
             stack.callback(server.stop)
             servers[spec.name] = server
