@@ -39,9 +39,9 @@ EXTEND_PREFIX = 32 * K
 EXTEND_FORMS = {
     "absorbed": {"LONGLEAF_ABSORBED_EXTEND_TOKENS": "2048"},
     "up-torch": {"LONGLEAF_ABSORBED_EXTEND_TOKENS": "0"},
-    "up-fa3": {"LONGLEAF_ABSORBED_EXTEND_TOKENS": "0", "LONGLEAF_PREFILL_ATTENTION": "fa3"},
 }
-"""Servers of the part `extend`: one for each way to attend from new tokens."""
+"""Servers of the part `extend`: one for each way to attend from new tokens. `fa3` is not among them:
+its library alone is 1.1 GB, twenty times what can be carried to the host."""
 BENCH_NODES = 9
 KINDS = ("predictable", "code", "prose")
 

@@ -268,7 +268,7 @@ def serve(
 
 def free_port(index: int) -> int:
     """A port for the index-th server of this process; servers take ports above theirs too."""
-    return _FIRST_PORT + (os.getpid() % 50) * 600 + _PORTS_APART * index
+    return _FIRST_PORT + (os.getpid() % 25) * 1200 + _PORTS_APART * index
 
 
 def command_of(pid: int) -> str:
