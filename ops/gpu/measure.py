@@ -40,8 +40,8 @@ EXTEND_FORMS = {
     "absorbed": {"LONGLEAF_ABSORBED_EXTEND_TOKENS": "2048"},
     "up-torch": {"LONGLEAF_ABSORBED_EXTEND_TOKENS": "0"},
 }
-"""Servers of the part `extend`: one for each way to attend from new tokens. `fa3` is not among them:
-its library alone is 1.1 GB, twenty times what can be carried to the host."""
+"""Servers of the part `extend`: one for each way to attend from new tokens. `fa3` is not among
+them: its library is 1.1 GB, too much for a host that packages must be carried to."""
 BENCH_NODES = 9
 KINDS = ("predictable", "code", "prose")
 
