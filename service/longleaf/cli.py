@@ -12,6 +12,7 @@ COMMANDS: Mapping[str, str] = {
     "engine": "longleaf.engine.launch:engine_command",
     "gateway": "longleaf.gateway.command:gateway_command",
     "preflight": "longleaf.probes.preflight.command:preflight_command",
+    "probe": "longleaf.probes.command:probe_command",
     "serve": "longleaf.serve.command:serve_command",
 }
 

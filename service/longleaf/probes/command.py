@@ -1,0 +1,132 @@
+"""``longleaf probe``: one subcommand a question."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from longleaf.probes.client import ProbeError
+from longleaf.probes.commit import CommitPlan, CommitRun, expected_of, failed_cells, measure
+from longleaf.probes.lengths import Contexts
+from longleaf.probes.progress import Progress
+from longleaf.probes.report import lines, write_json, write_page
+from longleaf.probes.texts import TEXTS
+
+_FAILED, _INTERRUPTED = 1, 130
+_Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+def outputs(command: _Decorated) -> _Decorated:
+    """The options of what a probe leaves behind."""
+    for option in (
+        click.option("--html", "html_file", type=_FILE, help="Write a page with a plot there."),
+        click.option("--json", "json_file", type=_FILE, help="Write everything there."),
+    ):
+        command = option(command)
+    return command
+
+
+def run_to_end(work: Coroutine[Any, Any, None]) -> bool:
+    """Run ``work``; false if Ctrl-C ended it. ``ClickException`` if there is no server."""
+    try:
+        asyncio.run(work)
+    except KeyboardInterrupt:
+        return False
+    except ProbeError as error:
+        raise click.ClickException(str(error)) from error
+    return True
+
+
+@click.group("probe")
+def probe_command() -> None:
+    """Ask a running system one question; the exit code says pass (0) or fail (1)."""
+
+
+@probe_command.command("commit")
+@click.option("--url", required=True, help="Base URL of the gateway or an engine.")
+@click.option(
+    "--metrics-url", help="Engine's /metrics, to check the figures against.  [default: URL/metrics]"
+)
+@click.option(
+    "--contexts", default="1k,16k,64k", show_default=True, type=Contexts(), help="Prompt tokens."
+)
+@click.option(
+    "--texts",
+    default=",".join(TEXTS),
+    show_default=True,
+    help="Kinds of text; the first is the one that must go well.",
+)
+@click.option("--repeats", default=3, show_default=True, type=click.IntRange(1), help="Seeds.")
+@click.option("--max-tokens", default=64, show_default=True, type=click.IntRange(2))
+@click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(0, 2))
+@click.option("--timeout", default=1800.0, show_default=True, help="Seconds for one answer.")
+@click.option(
+    "--baseline",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="JSON of a good run: what --textfile says is expected.",
+)
+@click.option("--textfile", type=_FILE, help="Write metrics for Prometheus there.")
+@outputs
+@click.pass_context
+def commit_command(
+    ctx: click.Context,
+    url: str,
+    metrics_url: str | None,
+    contexts: tuple[int, ...],
+    texts: str,
+    repeats: int,
+    max_tokens: int,
+    temperature: float,
+    timeout: float,
+    baseline: Path | None,
+    textfile: Path | None,
+    json_file: Path | None,
+    html_file: Path | None,
+) -> None:
+    """Does the text, the context or a fault decide commit_len?
+
+    Streams completions of several texts at several contexts, one at a time, and reads commit_len
+    from each answer. Ctrl-C keeps what there is.
+    """
+    kinds = tuple(kind.strip() for kind in texts.split(","))
+    unknown = [kind for kind in kinds if kind not in TEXTS]
+    if unknown:
+        raise click.BadParameter(
+            f"{', '.join(unknown)}: there are {', '.join(TEXTS)}", param_hint="--texts"
+        )
+    base = url.rstrip("/")
+    plan = CommitPlan(
+        base,
+        metrics_url or f"{base}/metrics",
+        contexts,
+        kinds,
+        repeats,
+        max_tokens,
+        temperature,
+        timeout,
+    )
+    run = CommitRun.of(plan)
+    ended = run_to_end(measure(run, Progress(sys.stderr)))
+    said = run.judgement()
+    click.echo(lines(run.table()))
+    if run.totals.metrics is None:
+        click.echo(f"not checked against the engine's metrics: none at {plan.metrics_url}")
+    cause = f" ({said.cause})" if said.cause else ""
+    click.echo(f"{said.verdict}{cause}: {said.words}" + ("" if ended else " Interrupted."))
+    if json_file is not None:
+        write_json(json_file, run.document())
+    if html_file is not None:
+        write_page(html_file, run.page())
+    if textfile is not None and ended:
+        expected = {} if baseline is None else expected_of(json.loads(baseline.read_text()))
+        run.write_textfile(textfile, expected)
+    if not ended:
+        ctx.exit(_INTERRUPTED)
+    if not any(cell.samples for cell in run.cells):
+        raise click.ClickException("; ".join(failed_cells(run.cells)[:3]))
+    ctx.exit(0 if said.verdict.passed else _FAILED)

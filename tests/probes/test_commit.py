@@ -1,0 +1,222 @@
+"""The commit probe against engines with a fault planted in each, as a user runs it."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longleaf.probes.commit import CommitPlan, CommitRun, expected_of
+from longleaf.probes.judge import Cell, Totals, Verdict, judge
+from longleaf.probes.lengths import Contexts, label
+from longleaf.probes.texts import TEXTS
+from tests.probes.faulty_engine import FAULTS
+
+ROOT = Path(__file__).resolve().parents[2]
+START_SECONDS = 120.0
+
+
+@contextlib.contextmanager
+def engine_with(fault: str) -> Iterator[str]:
+    """An engine with that fault, once it is healthy; gives its URL."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    path = os.pathsep.join((str(ROOT), str(ROOT / "service")))
+    command = [sys.executable, "-m", "tests.probes.faulty_engine", fault, "embedded"]
+    with subprocess.Popen(
+        [*command, "--port", str(port), "--context-length", "2048"],
+        env={**os.environ, "PYTHONPATH": path},
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        try:
+            deadline = time.monotonic() + START_SECONDS
+            while not answers(f"http://127.0.0.1:{port}/health"):
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.kill()
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=10):
+            return True
+    except OSError:
+        return False
+
+
+def probe(url: str, *options: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "longleaf", "probe", "commit", "--url", url, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def probed(url: str, folder: Path, *options: str) -> tuple[int, str, Any]:
+    """Exit code, standard output and JSON of a run."""
+    path = folder / "commit.json"
+    run = probe(url, "--json", str(path), *options)
+    out, err = run.communicate(timeout=240)
+    assert path.exists(), err
+    return run.returncode, out, json.loads(path.read_text())
+
+
+SMALL = ("--contexts", "160,1k", "--texts", "predictable,prose", "--repeats", "1")
+
+
+@pytest.mark.parametrize(
+    ("fault", "verdicts", "cause"),
+    [
+        ("ignore_window", {"context", "both"}, "window ignored"),
+        ("shift_positions", {"context", "both"}, "draft positions"),
+        ("drop_draft_kv", {"engine"}, "draft KV missing"),
+        ("commit_one", {"engine"}, "accept commits one"),
+        ("count_depth_wrong", {"metrics"}, "metrics count wrong"),
+        ("count_steps_twice", {"metrics"}, "metrics count wrong"),
+    ],
+)
+def test_each_planted_fault_is_named(
+    fault: str, verdicts: set[str], cause: str, tmp_path: Path
+) -> None:
+    with engine_with(fault) as url:
+        code, out, found = probed(url, tmp_path, *SMALL, "--max-tokens", "32")
+    assert found["verdict"] in verdicts
+    assert found["cause"] == cause
+    assert not found["passed"]
+    assert code == 1
+    assert f"({cause})" in out.splitlines()[-1]
+
+
+def test_every_fault_has_its_case() -> None:
+    case = test_each_planted_fault_is_named.pytestmark[0]  # type: ignore[attr-defined]
+    assert {fault for fault, *_ in case.args[1]} == set(FAULTS) - {"none"}
+
+
+def test_of_a_sound_engine_the_text_decides(tmp_path: Path) -> None:
+    page, textfile = tmp_path / "commit.html", tmp_path / "commit.prom"
+    options = ("--contexts", "160,1k,4k", "--texts", "predictable,prose", "--repeats", "2")
+    outputs = ("--html", str(page), "--textfile", str(textfile))
+    with engine_with("none") as url:
+        code, out, found = probed(url, tmp_path, *options, *outputs, "--max-tokens", "32")
+        assert code == 0, out
+        assert (found["verdict"], found["cause"], found["partial"]) == ("text", "", False)
+        cells = {(cell["text"], cell["context"]): cell for cell in found["cells"]}
+        assert len(cells["predictable", 1024]["samples"]) == 2
+        assert cells["predictable", 1024]["mean"] > 6
+        assert cells["prose", 1024]["mean"] < 0.7 * cells["predictable", 1024]["mean"]
+        for cell in cells.values():
+            if cell["context"] == 4096:  # the engine takes 2,048
+                assert (cell["mean"], cell["samples"]) == (None, [])
+                assert "maximum context length" in cell["why"] or "longer" in cell["why"]
+            else:
+                count = sum(cell["prompt_tokens"]) / 2
+                assert count == pytest.approx(cell["context"], rel=0.2)
+        text = page.read_text()
+        assert text.count("<polyline") == 2
+        assert re.search(r"(src|href)=", text) is None
+        exposed = textfile.read_text()
+        assert 'longleaf_probe_passed{probe="commit",verdict="text"} 1.0' in exposed
+        assert 'longleaf_probe_commit_len_expected{context_bucket="1k",text="prose"}' in exposed
+
+        interrupted = tmp_path / "partial.json"
+        run = probe(url, "--json", str(interrupted), "--contexts", "160", "--repeats", "500")
+        assert run.stderr is not None
+        for _ in range(3):
+            assert run.stderr.readline().startswith("[")
+        run.send_signal(signal.SIGINT)
+        out, _ = run.communicate(timeout=60)
+        assert run.returncode == 130
+        assert "Interrupted." in out
+        partial = json.loads(interrupted.read_text())
+        assert partial["partial"]
+        assert sum(len(cell["samples"]) for cell in partial["cells"]) >= 3
+
+
+def cells(**means: list[float]) -> list[Cell]:
+    return [
+        Cell(text, context, [mean], [context])
+        for text, row in means.items()
+        for context, mean in zip((1024, 16_384, 65_536), row, strict=True)
+    ]
+
+
+def test_verdicts() -> None:
+    high, low = [7.9, 7.8, 7.5], [7.9, 7.8, 1.2]
+    assert judge(cells(predictable=high, prose=high), Totals()).verdict is Verdict.HEALTHY
+    text = judge(cells(predictable=high, prose=[1.1, 1.0, 1.0]), Totals())
+    assert text.verdict is Verdict.TEXT
+    assert "7.90 on predictable, 1.10 on prose at 1k" in text.words
+    context = judge(cells(predictable=low, prose=low), Totals())
+    assert (context.verdict, context.cause) == (Verdict.CONTEXT, "draft positions")
+    assert "past 16k and up to 64k" in context.words
+    both = judge(cells(predictable=low, prose=[1.1, 1.0, 1.0]), Totals())
+    assert both.verdict is Verdict.BOTH
+    assert judge([Cell("predictable", 1024, why="refused")], Totals()).verdict is Verdict.UNKNOWN
+    assert {verdict for verdict in Verdict if verdict.passed} == {Verdict.HEALTHY, Verdict.TEXT}
+
+
+def test_a_window_is_judged_by_the_bucket_where_most_is_read() -> None:
+    """Many drafts at short contexts must not hide what happens at long ones."""
+    family = "longleaf_drafter_span_tokens"
+    counts = {f"{family}_count@1k": 900.0, f"{family}_sum@1k": 900 * 800.0}
+    counts |= {f"{family}_count@64k": 10.0, f"{family}_sum@64k": 10 * 60_000.0}
+    totals = Totals(metrics=counts, window=2047)
+    found = judge(cells(predictable=[7.9, 7.8, 7.5]), totals)
+    assert (found.verdict, found.cause) == (Verdict.CONTEXT, "window ignored")
+    totals.window = 60_000
+    assert judge(cells(predictable=[7.9, 7.8, 7.5]), totals).verdict is Verdict.HEALTHY
+
+
+@pytest.mark.parametrize(
+    ("totals", "said"),
+    [
+        (Totals(steps=10, committed=40, reported=20, answers=1), "2.00 tokens a step"),
+        (Totals(10, 40, 11, 1, 40, correct_drafts=60), "60 accepted drafts and 10 bonus"),
+        (Totals(10, 40, 30, 1, 40), "30 events came of 10 steps"),
+    ],
+)
+def test_answers_that_contradict_themselves(totals: Totals, said: str) -> None:
+    found = judge(cells(predictable=[7.9, 7.8, 7.5]), totals)
+    assert found.verdict is Verdict.METRICS
+    assert said in found.words
+
+
+def test_texts_are_as_long_as_asked_and_differ_by_seed() -> None:
+    for text in TEXTS.values():
+        assert 3000 <= len(text(3000, 0)) < 3020
+        assert text(3000, 0) == text(3000, 0) != text(3000, 1)
+    assert len(TEXTS["prose"](2_000_000, 3)) == 2_000_000
+
+
+def test_contexts_are_read_as_people_write_them() -> None:
+    assert Contexts().convert("16k, 512,1k", None, None) == (512, 1024, 16_384)
+    assert Contexts().convert("200k", None, None) == (200_000,)
+    assert [label(tokens) for tokens in (160, 16_384, 200_000)] == ["160", "16k", "200k"]
+    with pytest.raises(Exception, match="'x' is no length"):
+        Contexts().convert("1k,x", None, None)
+
+
+def test_a_baseline_says_what_is_expected(tmp_path: Path) -> None:
+    run = CommitRun(CommitPlan("u", "m", (1024,)), cells(predictable=[7.9, 7.8, 3.0]))
+    path = tmp_path / "probe.prom"
+    run.write_textfile(path, expected_of(run.document()) | {("predictable", 65_536): 7.4})
+    assert (
+        'longleaf_probe_commit_len_expected{context_bucket="64k",text="predictable"} 7.4'
+        in path.read_text()
+    )
+    run.write_textfile(path, {})
+    assert 'expected{context_bucket="64k",text="predictable"} 7.9' in path.read_text()
