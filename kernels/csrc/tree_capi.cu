@@ -146,7 +146,7 @@ int longleaf_accept_sampled(const longleaf_accept_sampled_args* args, void* stre
   const bool known_type =
       args->logits_type == LONGLEAF_FLOAT32 || args->logits_type == LONGLEAF_BFLOAT16;
   if (!takes_walk(walk) || args->workspace_bytes < needed || args->vocabulary <= 0 ||
-      !known_type) {
+      args->vocabulary > longleaf::kMaxDrawVocabulary || !known_type) {
     return LONGLEAF_BAD_ARGUMENT;
   }
   if (walk.batch == 0) return LONGLEAF_OK;
@@ -166,17 +166,22 @@ int longleaf_accept_sampled(const longleaf_accept_sampled_args* args, void* stre
   p.output = walk_output(walk);
   const cudaStream_t on = static_cast<cudaStream_t>(stream);
   const bool wide = args->logits_type == LONGLEAF_FLOAT32;
-  const dim3 nodes(walk.nodes, walk.batch);
-  const dim3 walks(walk.batch);
+  constexpr int cluster = longleaf::kDrawCluster;
   constexpr int threads = longleaf::kDrawThreads;
+  const dim3 nodes(cluster, walk.nodes, walk.batch);
+  const dim3 walks(cluster, walk.batch);
   if (args->every_node && wide) {
-    LONGLEAF_LAUNCH(longleaf::accept_sampled_nodes_kernel<float>, nodes, threads, on, p);
+    LONGLEAF_LAUNCH_CLUSTERS(cluster, longleaf::accept_sampled_nodes_kernel<float>, nodes, threads,
+                             on, p);
   } else if (args->every_node) {
-    LONGLEAF_LAUNCH(longleaf::accept_sampled_nodes_kernel<__nv_bfloat16>, nodes, threads, on, p);
+    LONGLEAF_LAUNCH_CLUSTERS(cluster, longleaf::accept_sampled_nodes_kernel<__nv_bfloat16>, nodes,
+                             threads, on, p);
   } else if (wide) {
-    LONGLEAF_LAUNCH(longleaf::accept_sampled_walk_kernel<float>, walks, threads, on, p);
+    LONGLEAF_LAUNCH_CLUSTERS(cluster, longleaf::accept_sampled_walk_kernel<float>, walks, threads,
+                             on, p);
   } else {
-    LONGLEAF_LAUNCH(longleaf::accept_sampled_walk_kernel<__nv_bfloat16>, walks, threads, on, p);
+    LONGLEAF_LAUNCH_CLUSTERS(cluster, longleaf::accept_sampled_walk_kernel<__nv_bfloat16>, walks,
+                             threads, on, p);
   }
   return cudaGetLastError();
 }

@@ -31,6 +31,9 @@ def step_kernels(pool: Tensor) -> dict[str, Callable[[], Sample]]:
         "accept_greedy_us": time_accept_greedy,
         "accept_sampled_us": lambda: time_accept_sampled(14.0),
         "accept_sampled_flat_us": lambda: time_accept_sampled(0.0),
+        "accept_sampled_n9_us": lambda: time_accept_sampled(14.0, nodes=9),
+        "accept_sampled_n9_flat_us": lambda: time_accept_sampled(0.0, nodes=9),
+        "accept_sampled_b32_us": lambda: time_accept_sampled(14.0, batch=32),
         "compact_kv_us": lambda: time_compact(pool, 1),
         "compact_kv_b32_us": lambda: time_compact(pool, 32),
     }
@@ -55,7 +58,7 @@ def time_build_tree(batch: int, dtype: torch.dtype) -> Sample:
 
 def time_accept_greedy() -> Sample:
     """One chain of 8 nodes in a tree of 65, all accepted: the longest walk."""
-    tokens, parents, _ = _tree()
+    tokens, parents, _ = _tree(BUDGET + 1)
     targets = [tokens + 1 for _ in range(BUFFERS)]
 
     def launch(target: Tensor) -> None:
@@ -64,25 +67,25 @@ def time_accept_greedy() -> Sample:
     return microseconds(launch, targets, replays=40)
 
 
-def time_accept_sampled(lead: float) -> Sample:
-    """Logits [1, 65, 163,840] float32, temperature 0.7, top-p 0.95.
+def time_accept_sampled(lead: float, nodes: int = BUDGET + 1, batch: int = 1) -> Sample:
+    """Logits [batch, nodes, 163,840] float32, temperature 0.7, top-p 0.95.
 
-    lead: how far one logit of a row stands above normal ones of deviation 2.5. Without it the
-    95 % are tens of thousands of tokens: the slow path, which no language model's row takes.
+    lead: how far one logit of a row stands above normal ones of deviation 2.5. With 14 the 95 %
+    are one token in some rows and thousands in others, without it thousands in all.
     """
-    tokens, parents, depths = _tree()
-    nodes = tokens.shape[1]
+    tokens, parents, depths = (tensor.repeat(batch, 1) for tensor in _tree(nodes))
     sampling = SamplingTensors(
-        torch.tensor([0.7], device=DEVICE),
-        torch.tensor([0.95], device=DEVICE),
-        torch.tensor([0], dtype=torch.int32, device=DEVICE),
-        torch.tensor([0.0], device=DEVICE),
+        torch.full((batch,), 0.7, device=DEVICE),
+        torch.full((batch,), 0.95, device=DEVICE),
+        torch.zeros(batch, dtype=torch.int32, device=DEVICE),
+        torch.zeros(batch, device=DEVICE),
     )
-    uniforms = torch.rand(1, BLOCK, dtype=torch.float64, device=DEVICE)
-    workspace = accept_workspace(1, nodes, DEVICE)
-    buffers = [2.5 * torch.randn(1, nodes, VOCABULARY, device=DEVICE) for _ in range(4)]
+    uniforms = torch.rand(batch, BLOCK, dtype=torch.float64, device=DEVICE)
+    workspace = accept_workspace(batch, nodes, DEVICE)
+    count = 4 if batch * nodes > 32 else BUFFERS  # more than an L2 holds
+    buffers = [2.5 * torch.randn(batch, nodes, VOCABULARY, device=DEVICE) for _ in range(count)]
     for logits in buffers:
-        logits[0, torch.arange(nodes), torch.arange(nodes) + 1] += lead
+        logits[:, torch.arange(nodes), torch.arange(nodes) + 1] += lead
 
     def launch(logits: Tensor) -> None:
         accept_sampled(tokens, parents, depths, logits, sampling, uniforms, workspace)
@@ -106,9 +109,8 @@ def time_compact(pool: Tensor, batch: int) -> Sample:
     return microseconds(launch, slots, replays=40)
 
 
-def _tree() -> tuple[Tensor, Tensor, Tensor]:
+def _tree(nodes: int) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens, parents and depths of a chain of 8 nodes followed by children of the root."""
-    nodes = BUDGET + 1
     chain = list(range(BLOCK))
     rest = nodes - BLOCK
     parents = torch.tensor([[-1, *chain[:-1], *[0] * rest]], dtype=torch.int32)

@@ -18,7 +18,9 @@ from longleaf_kernels._library import KernelError, Library, library
 from longleaf_kernels._tree import LOGIT_TYPES, MAX_BATCH, MAX_BUDGET
 
 MAX_NODES = MAX_BUDGET + 1
-NODES_PER_MULTIPROCESSOR = 4
+MAX_VOCABULARY = 1 << 22
+"""Of a sampled accept: its sums of weights are 64-bit integers."""
+NODES_PER_MULTIPROCESSOR = 1
 """Up to this load a draw at every node at once is faster than draws along the walk."""
 
 
@@ -244,7 +246,7 @@ def _check_sampled(
     check_tensor(
         "logits", logits, LOGIT_TYPES, [batch, nodes, "vocabulary"], device, contiguous=False
     )
-    check_range("vocabulary", logits.shape[2], 1, 2**31 - 1)
+    check_range("vocabulary", logits.shape[2], 1, MAX_VOCABULARY)
     if batch > 1 and logits.stride(0) != nodes * logits.stride(1):
         raise ValueError(
             f"logits must be rows of one stride, got strides {list(logits.stride())} for "

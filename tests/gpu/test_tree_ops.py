@@ -151,7 +151,9 @@ def test_sampled_walks(
         SamplingParams(temperature=1.0),
         SamplingParams(temperature=0.6, top_p=0.95),
         SamplingParams(temperature=0.8, top_k=50, top_p=0.9, min_p=0.02),
-        SamplingParams(temperature=3.0, top_p=0.99),  # past the list: bisection
+        SamplingParams(temperature=3.0, top_p=0.99),  # nearly all that there is
+        SamplingParams(temperature=1.0, top_k=1024),
+        SamplingParams(temperature=1.3, top_k=5000, top_p=0.9),
     ]
     rng = np.random.default_rng(vocabulary)
     trees = draft_trees(rng, len(params), depth=5, vocabulary=12, budget=16)

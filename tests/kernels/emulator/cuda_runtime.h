@@ -1,6 +1,8 @@
 // Stands in for CUDA's header: runs kernels on the CPU, one fiber a thread, blocks one after
-// another. Enough of the language for kernels without inline PTX. Threads of a block interleave
-// at barriers and warp collectives only, in an order drawn from a seed.
+// another, or clusters one after another. Enough of the language for kernels without inline PTX.
+// Threads of a block interleave at barriers and warp collectives only, blocks of a cluster at its
+// barriers, in an order drawn from a seed. Shared memory is the library's thread-local data, and
+// nothing else is, so that it can be exchanged with the block that runs.
 #pragma once
 
 #include <algorithm>
@@ -15,8 +17,9 @@
 #define __forceinline__ inline
 #define __noinline__
 #define __grid_constant__
-#define __shared__ static
+#define __shared__ static thread_local
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 
 struct dim3 {
   unsigned x, y, z;
@@ -39,8 +42,13 @@ struct Thread {
 };
 extern Thread* current;
 
-void run(dim3 grid, dim3 block, const std::function<void()>& kernel);
+// `cluster` blocks that differ in x run at once.
+void run(unsigned cluster, dim3 grid, dim3 block, const std::function<void()>& kernel);
 void block_barrier();
+void cluster_barrier();
+unsigned cluster_rank();
+// Where another block of the cluster has the shared memory that is at `mine` here.
+void* shared_of(unsigned rank, void* mine);
 // Every lane gives a word and gets those of all 32.
 const uint64_t* exchange(uint64_t word);
 
@@ -66,7 +74,9 @@ inline unsigned lane() { return current->index.x % 32; }
 #define blockDim (emulator::current->block_size)
 #define gridDim (emulator::current->grid_size)
 #define LONGLEAF_LAUNCH(kernel, grid, block, stream, ...) \
-  ((void)(stream), emulator::run((grid), (block), [&] { kernel(__VA_ARGS__); }))
+  LONGLEAF_LAUNCH_CLUSTERS(1, kernel, grid, block, stream, __VA_ARGS__)
+#define LONGLEAF_LAUNCH_CLUSTERS(cluster, kernel, grid, block, stream, ...) \
+  ((void)(stream), emulator::run((cluster), (grid), (block), [&] { kernel(__VA_ARGS__); }))
 
 inline void __syncthreads() { emulator::block_barrier(); }
 inline void __syncwarp(unsigned = ~0u) { emulator::exchange(0); }
@@ -114,6 +124,7 @@ inline int atomicMin(int* at, int value) {
   return old;
 }
 
+inline unsigned long long __float2ull_rn(float x) { return static_cast<unsigned long long>(std::nearbyint(x)); }
 template <typename T>
 T __ldg(const T* at) { return *at; }
 template <typename T>
@@ -123,5 +134,6 @@ inline float __uint_as_float(unsigned x) { return emulator::from_word<float>(x);
 inline long long __double_as_longlong(double x) { return emulator::from_word<long long>(emulator::to_word(x)); }
 inline double __longlong_as_double(long long x) { return emulator::from_word<double>(emulator::to_word(x)); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __clzll(long long x) { return x == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(x)); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 inline int min(int a, int b) { return std::min(a, b); }

@@ -62,9 +62,11 @@ struct Nodes {
 
 // Called by one whole warp with the target's token after `node`. Returns the child that carries it,
 // written to entry `length` of the path, or -1 where the walk ends, and then the rest is written.
+// Of several warps that walk alike, one writes.
 __device__ __forceinline__ int advance(const Nodes& nodes, int node, int length, int64_t token,
-                                        const WalkOutput& output, int request) {
+                                        const WalkOutput& output, int request, bool writes) {
   const int child = length < output.max_path ? nodes.child(node, token) : -1;
+  if (!writes) return child;
   const int64_t first = static_cast<int64_t>(request) * output.max_path;
   if (child >= 0) {
     if (threadIdx.x % 32 == 0) output.path[first + length] = child;
@@ -89,7 +91,7 @@ __device__ inline void along(const TreeInput& tree, const int64_t* target_tokens
                             static_cast<int64_t>(request) * tree.nodes;
   int node = 0;
   for (int length = 1; node >= 0; ++length) {
-    node = advance(nodes, node, length, __ldcg(chosen + node), output, request);
+    node = advance(nodes, node, length, __ldcg(chosen + node), output, request, true);
   }
 }
 
@@ -124,25 +126,26 @@ __device__ __forceinline__ int64_t draw_after(const AcceptSampledParams& p, int 
   const int64_t row = static_cast<int64_t>(request) * p.tree.nodes + node;
   const LogitRow<Logit, kDrawThreads> logits{
       static_cast<const Logit*>(p.logits) + row * p.row_stride, p.vocabulary, p.aligned};
-  const double uniform = p.uniforms[static_cast<int64_t>(request) * p.output.max_path + depth];
-  return draw_token(logits, p.sampling.of(request), uniform, scratch);
+  const double* uniform = p.uniforms + static_cast<int64_t>(request) * p.output.max_path + depth;
+  return draw_token(logits, p.sampling, request, uniform, scratch);
 }
 
 }  // namespace walk
 
-// Grid (batch): a block draws along the walk, at the visited nodes alone.
+// Grid (kDrawCluster, batch): a cluster draws along the walk, at the visited nodes alone.
 template <typename Logit>
-__global__ void __launch_bounds__(kDrawThreads, 2)
+__global__ void __cluster_dims__(kDrawCluster) __launch_bounds__(kDrawThreads, 2)
     accept_sampled_walk_kernel(const AcceptSampledParams p) {
   __shared__ DrawScratch scratch;
   __shared__ int next;
-  const int request = blockIdx.x;
+  const int request = blockIdx.y;
   int node = 0;
   for (int length = 1; node >= 0; ++length) {
     const int64_t token = walk::draw_after<Logit>(p, request, node, length - 1, scratch);
     if (threadIdx.x < 32) {
       const walk::Nodes nodes(p.tree, request);
-      const int child = walk::advance(nodes, node, length, token, p.output, request);
+      const int child = walk::advance(nodes, node, length, token, p.output, request,
+                                      blockIdx.x == 0);
       if (threadIdx.x == 0) next = child;
     }
     __syncthreads();
@@ -151,23 +154,23 @@ __global__ void __launch_bounds__(kDrawThreads, 2)
   }
 }
 
-// Grid (nodes, batch): a block draws the token of one node, visited or not, for a draw depends on
-// the node alone; the last block of a request walks. Faster while blocks are few.
+// Grid (kDrawCluster, nodes, batch): a cluster draws the token of one node, visited or not, for a
+// draw depends on the node alone; the last one of a request walks. Faster while nodes are few.
 template <typename Logit>
-__global__ void __launch_bounds__(kDrawThreads, 2)
+__global__ void __cluster_dims__(kDrawCluster) __launch_bounds__(kDrawThreads, 2)
     accept_sampled_nodes_kernel(const AcceptSampledParams p) {
   __shared__ DrawScratch scratch;
   __shared__ bool last;
-  const int node = blockIdx.x;
-  const int request = blockIdx.y;
+  const int node = blockIdx.y;
+  const int request = blockIdx.z;
   const int64_t at = static_cast<int64_t>(request) * p.tree.nodes + node;
   const int depth = p.depths[at];
   const bool reachable = node == 0 || p.tree.parents[at] >= 0;
-  if (reachable && depth >= 0 && depth < p.output.max_path) {
+  if (reachable && depth >= 0 && depth < p.output.max_path) {  // the same for the whole cluster
     const int64_t token = walk::draw_after<Logit>(p, request, node, depth, scratch);
-    if (threadIdx.x == 0) p.drawn[at] = token;
+    if (blockIdx.x == 0 && threadIdx.x == 0) p.drawn[at] = token;
   }
-  if (!last_block(p.counters + request, p.tree.nodes, &last)) return;
+  if (blockIdx.x != 0 || !last_block(p.counters + request, p.tree.nodes, &last)) return;
   if (threadIdx.x < 32) walk::along(p.tree, p.drawn, p.output, request);
 }
 
