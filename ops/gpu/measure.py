@@ -20,10 +20,10 @@ import click
 from longleaf.embedded.load import DEFAULT_MODELS
 from longleaf.embedded.tokenizer import Tokenizer
 from ops.bench.prompts import DATA, PromptSource
-from ops.gpu.client import Client, Generation
+from ops.gpu.client import Client, EngineError, Generation
 from ops.gpu.metrics import counters, phase_means
 from ops.gpu.pairs import HOME, LOGS, long, stretched
-from ops.gpu.phases import Steps, read_steps, worst_disagreement
+from ops.gpu.phases import read_steps, worst_disagreement
 from ops.gpu.servers import Method, Server, serve
 from ops.gpu.shares import gpu_events, profile, read_trace, shares
 from ops.gpu.timing import random_prompt, time_steps
@@ -117,8 +117,8 @@ PROFILED_STEPS = 32
 
 def measure_profile(
     record: Record, client: Client, server: str, context: int, ranks: int = 1
-) -> Steps:
-    """Shares of GPU time in steps at one context; phases as the profile and our metrics have them.
+) -> None:
+    """Shares of GPU time at one context; phases as the profile and our metrics have them.
 
     Our metrics are read around the profiled answer, so that both saw the same steps, and around
     one without a profiler, which is what they say in service.
@@ -133,20 +133,25 @@ def measure_profile(
     traces = profile(client, folder, prompt, tokens, PROFILED_STEPS, ranks)
     beside = phase_means(plain, counters(client))
     events = read_trace(traces[0])
-    steps = read_steps(events)
-    disagreement, phase = worst_disagreement(beside, steps.phases)
     record.add(
         "profile",
         server=server,
         context=context,
-        disagreement=round(disagreement, 4),
-        disagreeing_phase=phase,
         phases_ms=phase_means(start, plain),
         phases_ms_profiled=beside,
-        steps=asdict(steps),
         **asdict(shares(gpu_events(events))),
     )
-    return steps
+    # Apart from the shares: a trace that cannot be read by phase still gives those.
+    steps = read_steps(events)
+    disagreement, phase = worst_disagreement(beside, steps.phases)
+    record.add(
+        "profiled_steps",
+        server=server,
+        context=context,
+        disagreement=round(disagreement, 4),
+        disagreeing_phase=phase,
+        steps=asdict(steps),
+    )
 
 
 def part_ours(record: Record) -> None:
@@ -307,8 +312,16 @@ def _machine() -> dict[str, str]:
 def main(out: Path, parts: tuple[str, ...]) -> None:
     """Measure the parts named, or all of them."""
     record = Record(out)
+    failed = []
     for part in parts or tuple(PARTS):
-        PARTS[part](record)
+        try:
+            PARTS[part](record)
+        except (EngineError, OSError, ValueError, KeyError) as error:
+            # The next part does not need this one.
+            failed.append(part)
+            record.add("failed", part=part, error=f"{type(error).__name__}: {error}"[-2000:])
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -147,16 +147,20 @@ def _steps(ranges: Sequence[_Range]) -> list[list[_Range]]:
 
 
 def _work(items: Sequence[Mapping[str, Any]], host: Sequence[Mapping[str, Any]]) -> list[_Work]:
-    launched = {
-        e["args"]["correlation"]: e["ts"] for e in host if "correlation" in e.get("args", {})
+    """What ran on the GPU, by launch.
+
+    Work whose launch the trace lacks counts as launched with what ran before it.
+    """
+    launches = {
+        e["args"]["correlation"]: float(e["ts"]) for e in host if "correlation" in e.get("args", {})
     }
-    found = [
-        _Work(e["name"], launched[e["args"]["correlation"]], e["ts"], e["ts"] + e["dur"])
-        for e in items
-        if e.get("cat") in GPU
-        and e.get("args", {}).get("correlation") in launched
-        and "DtoH" not in e["name"]  # on a stream of its own
-    ]
+    found: list[_Work] = []
+    launched = 0.0
+    ran = (e for e in items if e.get("cat") in GPU and "DtoH" not in e["name"])
+    for event in sorted(ran, key=lambda e: float(e["ts"])):  # copies to the host: another stream
+        launched = launches.get(event.get("args", {}).get("correlation"), launched)
+        begin = float(event["ts"])
+        found.append(_Work(event["name"], launched, begin, begin + event["dur"]))
     return sorted(found, key=lambda item: item.launched)
 
 

@@ -117,8 +117,7 @@ def part_steps(record: Record, tp: int, servers: Mapping[str, Server]) -> None:
     for role, tokens in (("many", 96), ("one", 96), ("plain", 48)):
         server = servers[role]
         measure_steps(record, server.client, role, CONTEXTS, tokens)
-    found = measure_profile(record, many.client, "many", PROFILED_CONTEXT, tp)
-    record.add("profile_ranks", all_reduce=found.all_reduce, idle=found.idle)
+    measure_profile(record, many.client, "many", PROFILED_CONTEXT, tp)
 
 
 def part_kill(record: Record, server: Server, gateway_port: int, before: Sequence[int]) -> None:

@@ -32,15 +32,15 @@ def step_rows(measured: Measured, tp: int) -> Iterator[Row]:
 def profile_rows(measured: Measured, tp: int) -> Iterator[Row]:
     """All-reduce and idle time a step at 64k, and the phases of our metrics."""
     entry = measured.find("profile", "many", 65_536)
+    found = measured.find("profiled_steps", "many", 65_536)
     names = (f"tp{tp}_allreduce_ms_64k", f"tp{tp}_gap_ms_64k")
-    if entry is None:
-        for name in names:
-            yield Row(name, None, "ms", better="lower", why="not measured")
-        return
-    steps = entry["steps"]
     for name, key in zip(names, ("all_reduce", "idle"), strict=True):
+        if found is None:
+            yield Row(name, None, "ms", better="lower", why="not measured")
+            continue
+        steps = found["steps"]
         yield Row(name, round(steps[key], 3), "ms", better="lower", n=steps["count"])
-    for phase, ms in entry["phases_ms"].items():
+    for phase, ms in (entry["phases_ms"] if entry else {}).items():
         yield Row(f"tp{tp}_metrics_64k_{phase}_ms", round(ms, 3), "ms", better="lower")
 
 

@@ -97,6 +97,14 @@ def test_launches_all_reduces_and_idle_time_are_a_steps() -> None:
     assert found.idle == pytest.approx((3 * 50 + 2 * 60) / 3e3)
 
 
+def test_work_without_a_launch_in_the_trace_still_counts() -> None:
+    whole = trace()
+    cut = [e for e in whole if not (e["cat"] == "cuda_runtime" and "LaunchKernel" in e["name"])]
+    found = read_steps(cut).phases
+    assert found["total"] == pytest.approx(1.0, rel=0.2)
+    assert found["verify"] >= 0.5
+
+
 def test_our_metrics_are_held_against_the_profile() -> None:
     profiled = read().phases
     assert set(profiled) == {*PHASES, "total"}

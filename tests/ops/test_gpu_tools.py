@@ -126,12 +126,17 @@ def test_rows_say_up_to_where_absorbed_extends_win_and_what_a_profile_found() ->
         "context": 65_536,
         "groups": {"attention": 0.5},
         "idle": 0.1,
-        "steps": steps,
         "phases_ms": {"draft": 1.02},
+    }
+    profiled = {
+        "server": "ddtree-9",
+        "context": 65_536,
+        "steps": steps,
         "disagreement": 0.02,
         "disagreeing_phase": "draft",
     }
-    rows = {row.name: row for row in rows_of({"extends": extends, "profile": [profile]})}
+    document = {"extends": extends, "profile": [profile], "profiled_steps": [profiled]}
+    rows = {row.name: row for row in rows_of(document)}
     assert rows["extend_absorbed_wins_to"].value == 64
     assert rows["extend_32k_256_up_torch_ms"].value == 8.5
     assert rows["profile_64k_gap_1_us"].why == (
