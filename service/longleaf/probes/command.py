@@ -12,8 +12,11 @@ import click
 from longleaf.probes.client import ProbeError
 from longleaf.probes.commit import CommitPlan, CommitRun, expected_of, failed_cells, measure
 from longleaf.probes.lengths import Contexts
+from longleaf.probes.line import CARDS
 from longleaf.probes.progress import Progress
 from longleaf.probes.report import lines, write_json, write_page
+from longleaf.probes.step import StepPlan, StepRun
+from longleaf.probes.step import measure as measure_steps
 from longleaf.probes.texts import TEXTS
 
 _FAILED, _INTERRUPTED = 1, 130
@@ -130,3 +133,75 @@ def commit_command(
     if not any(cell.samples for cell in run.cells):
         raise click.ClickException("; ".join(failed_cells(run.cells)[:3]))
     ctx.exit(0 if said.verdict.passed else _FAILED)
+
+
+@probe_command.command("step")
+@click.option("--url", required=True, help="Base URL of an engine, or the gateway of one.")
+@click.option("--against", help="Base URL of another engine, to compare with.")
+@click.option("--metrics-url", help="The first engine's /metrics.  [default: URL/metrics]")
+@click.option(
+    "--contexts", default="1k,16k,64k", show_default=True, type=Contexts(), help="Prompt tokens."
+)
+@click.option("--repeats", default=3, show_default=True, type=click.IntRange(1))
+@click.option("--max-tokens", default=96, show_default=True, type=click.IntRange(2))
+@click.option(
+    "--kv-bytes-per-token",
+    type=click.FloatRange(min=0, min_open=True),
+    help="KV bytes of a token on one GPU, all layers.  [by the engine's metrics]",
+)
+@click.option("--card", type=click.Choice(sorted(CARDS)), help="Card, for the floor.")
+@click.option(
+    "--peak-bytes-per-second",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Its memory's peak, for another card.",
+)
+@click.option("--max-ratio", type=float, help="Fail where context costs more, in floors.")
+@click.option("--timeout", default=1800.0, show_default=True, help="Seconds for one answer.")
+@outputs
+@click.pass_context
+def step_command(
+    ctx: click.Context,
+    url: str,
+    against: str | None,
+    metrics_url: str | None,
+    contexts: tuple[int, ...],
+    repeats: int,
+    max_tokens: int,
+    kv_bytes_per_token: float | None,
+    card: str | None,
+    peak_bytes_per_second: float | None,
+    max_ratio: float | None,
+    timeout: float,
+    json_file: Path | None,
+    html_file: Path | None,
+) -> None:
+    """What does a step cost at which context, and what could it cost on this card?
+
+    Fails where a context is more than half off the fitted line, where --max-ratio is passed, and
+    where the engine is slower than the other one at any context. Ctrl-C keeps what there is.
+    """
+    urls = tuple(base.rstrip("/") for base in (url, against) if base is not None)
+    peak = peak_bytes_per_second or (CARDS[card] if card is not None else None)
+    plan = StepPlan(
+        urls,
+        tuple(
+            metrics_url or f"{base}/metrics" if base == urls[0] else f"{base}/metrics"
+            for base in urls
+        ),
+        contexts,
+        repeats,
+        max_tokens,
+        kv_bytes_per_token,
+        peak,
+        max_ratio,
+        timeout,
+    )
+    run = StepRun(plan)
+    ended = run_to_end(measure_steps(run, Progress(sys.stderr)))
+    click.echo(lines(run.table()))
+    click.echo(run.words() + ("" if ended else " Interrupted."))
+    if json_file is not None:
+        write_json(json_file, run.document())
+    if html_file is not None:
+        write_page(html_file, run.page())
+    ctx.exit(_INTERRUPTED if not ended else _FAILED if run.faults() else 0)

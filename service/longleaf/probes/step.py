@@ -1,0 +1,254 @@
+"""``longleaf probe step``: step time against context, its line, and what the card could do."""
+
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+from typing import Any
+
+import aiohttp
+
+from longleaf.probes.chart import Point, page
+from longleaf.probes.client import Answer, ProbeError, complete, engine_metrics, model_name
+from longleaf.probes.lengths import label
+from longleaf.probes.line import Line, StepCell, fit
+from longleaf.probes.progress import Progress
+from longleaf.probes.report import document
+from longleaf.probes.texts import TEXTS
+
+_OFF = 0.5
+_SLOWER = 1.05
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What to ask of each engine. ``token_bytes``: KV bytes of a token on one GPU, None to take
+    them from the engine's metrics. ``peak``: bytes a second of the card's memory, if known.
+    """
+
+    urls: tuple[str, ...]
+    metrics_urls: tuple[str, ...]
+    contexts: tuple[int, ...]
+    repeats: int = 3
+    max_tokens: int = 96
+    token_bytes: float | None = None
+    peak: float | None = None
+    max_ratio: float | None = None
+    timeout: float = 1800.0
+
+
+@dataclass(slots=True)
+class EngineRun:
+    """One engine's cells."""
+
+    url: str
+    cells: list[StepCell]
+    token_bytes: float | None = None
+
+    @property
+    def line(self) -> Line | None:
+        """Through the means."""
+        return fit([(cell.tokens, cell.mean) for cell in self.cells if cell.mean is not None])
+
+
+@dataclass(slots=True)
+class StepRun:
+    """What was measured so far."""
+
+    plan: StepPlan
+    engines: list[EngineRun] = field(default_factory=list)
+    partial: bool = True
+
+    def faults(self) -> list[str]:
+        """What fails the probe, in words."""
+        found: list[str] = []
+        for engine in self.engines:
+            line = engine.line
+            measured = [cell for cell in engine.cells if cell.mean is not None]
+            if line is None:
+                found.append(f"{engine.url}: no line, fewer than two contexts were measured")
+                continue
+            for cell in measured:
+                off = (cell.mean or 0.0) / line.at(cell.tokens) - 1
+                if abs(off) > _OFF:
+                    found.append(f"{engine.url}: {label(cell.context)} is {off:+.0%} off the line")
+            ratio, most = self.ratio(engine), self.plan.max_ratio
+            if most is not None and ratio is not None and ratio > most:
+                found.append(
+                    f"{engine.url}: a token of context costs {ratio:.1f} times the card's floor, "
+                    f"more than {most:g}"
+                )
+        if len(self.engines) == 2:
+            found += self._slower()
+        return found
+
+    def _slower(self) -> list[str]:
+        first, second = self.engines
+        return [
+            f"{first.url} is {one.mean / other.mean:.2f} times as slow as {second.url} at "
+            f"{label(one.context)}"
+            for one, other in zip(first.cells, second.cells, strict=True)
+            if one.mean is not None and other.mean is not None
+            if one.mean > _SLOWER * other.mean
+        ]
+
+    def ratio(self, engine: EngineRun) -> float | None:
+        """What a token of context costs, over what reading its KV costs at the card's peak."""
+        line = engine.line
+        if line is None or line.slope <= 0 or engine.token_bytes is None:
+            return None
+        return None if self.plan.peak is None else line.slope / self.floor(engine, 1.0)
+
+    def floor(self, engine: EngineRun, tokens: float) -> float:
+        """Seconds to read the KV of ``tokens`` once, at the card's peak; NaN if unknown."""
+        if engine.token_bytes is None or self.plan.peak is None:
+            return float("nan")
+        return tokens * engine.token_bytes / self.plan.peak
+
+    def words(self) -> str:
+        """The answer."""
+        return " ".join([self._of(engine) for engine in self.engines] + self.faults())
+
+    def _of(self, engine: EngineRun) -> str:
+        line = engine.line
+        if line is None:
+            return f"{engine.url}: not measured."
+        text = (
+            f"{engine.url}: {line.constant * 1e3:.2f} ms and {line.slope * 1e6:.3f} ms a thousand "
+            "tokens of context"
+        )
+        bandwidth = None if engine.token_bytes is None else line.bandwidth(engine.token_bytes)
+        if bandwidth is not None:
+            text += f", an effective {bandwidth / 1e9:.1f} GB/s"
+        ratio = self.ratio(engine)
+        return text + ("." if ratio is None else f", {ratio:.1f} times the card's floor.")
+
+    def document(self) -> dict[str, Any]:
+        """The JSON document."""
+        engines = []
+        for engine in self.engines:
+            line = engine.line
+            known = line is not None and engine.token_bytes is not None
+            engines.append(
+                {
+                    "url": engine.url,
+                    "constant_seconds": line.constant if line else None,
+                    "slope_seconds_per_token": line.slope if line else None,
+                    "kv_bytes_per_token": engine.token_bytes,
+                    "effective_bytes_per_second": (
+                        line.bandwidth(engine.token_bytes or 0.0) if line and known else None
+                    ),
+                    "floor_ratio": self.ratio(engine),
+                    "cells": [{**asdict(cell), "mean": cell.mean} for cell in engine.cells],
+                }
+            )
+        return document(
+            "step",
+            self.plan.urls[0],
+            partial=self.partial,
+            peak_bytes_per_second=self.plan.peak,
+            passed=not self.partial and not self.faults(),
+            faults=self.faults(),
+            words=self.words(),
+            engines=engines,
+        )
+
+    def table(self) -> list[list[str]]:
+        """Rows of text: a context of an engine each."""
+        rows = [["engine", "context", "step ms", "fitted", "floor", "tokens a step", "n", ""]]
+        for engine in self.engines:
+            line = engine.line
+            for cell in engine.cells:
+                mean, floor = cell.mean, self.floor(engine, cell.tokens)
+                figures = ["-"] * 4
+                if mean is not None:
+                    figures = [
+                        f"{mean * 1e3:.2f}",
+                        "-" if line is None else f"{line.at(cell.tokens) * 1e3:.2f}",
+                        "-" if floor != floor else f"{floor * 1e3:.2f}",
+                        f"{fmean(cell.tokens_per_step):.2f}",
+                    ]
+                count = str(len(cell.samples))
+                rows.append([engine.url, label(cell.context), *figures, count, cell.why])
+        return rows
+
+    def page(self) -> str:
+        """The HTML page."""
+        curves: dict[str, list[Point]] = {}
+        for engine in self.engines:
+            measured = [cell for cell in engine.cells if cell.samples]
+            curves[engine.url] = [
+                Point(
+                    cell.tokens,
+                    (cell.mean or 0.0) * 1e3,
+                    min(cell.samples) * 1e3,
+                    max(cell.samples) * 1e3,
+                )
+                for cell in measured
+            ]
+            if engine.token_bytes is not None and self.plan.peak is not None:
+                floors = [(cell.tokens, self.floor(engine, cell.tokens) * 1e3) for cell in measured]
+                curves[f"floor of {engine.url}"] = [Point(x, y, y, y) for x, y in floors]
+        return page("Step time by context", self.words(), "ms a step", curves, self.table())
+
+
+async def measure(run: StepRun, progress: Progress) -> None:
+    """Fill ``run``, one engine after the other. What is there when it is cancelled stays."""
+    plan = run.plan
+    progress.expect(len(plan.urls) * len(plan.contexts) * plan.repeats)
+    timeout = aiohttp.ClientTimeout(total=plan.timeout)
+    async with aiohttp.ClientSession(timeout=timeout) as http:
+        for url, metrics_url in zip(plan.urls, plan.metrics_urls, strict=True):
+            cells = [StepCell(context, [], []) for context in plan.contexts]
+            engine = EngineRun(url, cells, plan.token_bytes)
+            run.engines.append(engine)
+            before = await engine_metrics(http, metrics_url)
+            model = await model_name(http, url)
+            for cell in cells:
+                await _measure_cell(plan, http, model, url, cell, progress)
+            after = await engine_metrics(http, metrics_url)
+            if engine.token_bytes is None and before is not None and after is not None:
+                engine.token_bytes = _token_bytes(before, after)
+    run.partial = False
+
+
+async def _measure_cell(
+    plan: StepPlan,
+    http: aiohttp.ClientSession,
+    model: str,
+    url: str,
+    cell: StepCell,
+    progress: Progress,
+) -> None:
+    build = next(iter(TEXTS.values()))
+    lengths: list[int] = []
+    try:
+        begin = build(min(cell.context, 16_000), 0)  # a token is a character or more
+        first = await complete(http, url, model, begin, max_tokens=1)
+        text = build(round(cell.context * len(begin) / first.prompt_tokens), 0)
+        for _ in range(plan.repeats):
+            answer = await complete(http, url, model, text, max_tokens=plan.max_tokens)
+            steps = _steps(answer)
+            lengths.append(answer.prompt_tokens)
+            cell.tokens = fmean(lengths) + answer.completion_tokens / 2
+            cell.samples.append(answer.decode_seconds / steps)
+            cell.tokens_per_step.append((answer.completion_tokens - 1) / steps)
+            progress.step(f"{url} {label(cell.context)}: {cell.samples[-1] * 1e3:.2f} ms")
+    except ProbeError as error:
+        cell.why = str(error)
+        progress.step(f"{url} {label(cell.context)}: {error}")
+
+
+def _steps(answer: Answer) -> int:
+    """Steps of an answer; an engine that does not speculate reports none, and takes one a token."""
+    steps = answer.steps or answer.completion_tokens - 1
+    if steps < 1 or answer.decode_seconds <= 0:
+        raise ProbeError("the answer has too few steps to time: raise --max-tokens")
+    return steps
+
+
+def _token_bytes(before: dict[str, float], after: dict[str, float]) -> float | None:
+    """KV bytes that a step reads for a token of context, by what the engine counted."""
+    read, tokens = (
+        after.get(name, 0.0) - before.get(name, 0.0)
+        for name in ("longleaf_timed_verify_kv_bytes_total", "longleaf_timed_context_tokens_total")
+    )
+    return read / tokens if read > 0 and tokens > 0 else None
