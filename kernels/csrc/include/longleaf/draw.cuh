@@ -285,7 +285,8 @@ __device__ RankKey first_kept(const Slice<Logit>& slice, const Limit& limit, Dra
     Mass total;
     const Mass before = block_scan(both, total, s) - both;
     if (by_logit && limit.by_mass) {
-      target = static_cast<Mass>(ceil(static_cast<double>(limit.share) * static_cast<double>(total)));
+      const double share = limit.share;
+      target = static_cast<Mass>(ceil(share * static_cast<double>(total)));
       target = target == 0 ? 1 : target > total ? total : target;
     }
     if (before < target && target <= before + both) {
