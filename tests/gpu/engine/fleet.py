@@ -30,6 +30,11 @@ PADDED_BATCH = 8
 """The only graph size of servers that must pad: smaller batches leave padding requests."""
 
 
+def retracting(every: int) -> dict[str, str]:
+    """The environment in which SGLang retracts a request every so many steps."""
+    return {"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": str(every)}
+
+
 def ranks_folder(name: str) -> Path:
     """Where the ranks of a server with a planted plugin write what they decide."""
     return HOME / "ranks" / name
@@ -65,10 +70,10 @@ SPECS: Mapping[str, Callable[[], ServerSpec]] = {
     "ddtree-padded": lambda: _planted("ddtree-padded", "none"),
     "ddtree-retracting": lambda: _ddtree(
         "ddtree-retracting",
-        environment={"SGLANG_TEST_RETRACT": "1", "SGLANG_TEST_RETRACT_INTERVAL": "20"},
+        environment=retracting(20),
     ),
     "soak": lambda: stretched(Method.DDTREE, "soak", (NODES,)).variant(
-        "soak", pool_tokens=150_000, running_requests=16
+        "soak", pool_tokens=150_000, running_requests=16, environment=retracting(200)
     ),
     "ddtree-tp2": lambda: _planted("ddtree-tp2", "none", tensor_parallel=2),
     "ddtree-tp2-faulty": lambda: _planted(
