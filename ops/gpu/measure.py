@@ -108,8 +108,11 @@ def measure_extend(
 
 
 def _prefill_seconds(answer: Generation) -> float:
-    meta = answer.meta
-    return float(meta["prefill_finished_time"] - meta["forward_entry_time"])
+    """From the batch's start to its first token; as the client sees it where nothing says."""
+    begin, end = (answer.meta.get(f"{name}_time") for name in ("forward_entry", "prefill_finished"))
+    if begin is None or end is None:
+        return answer.first_token_seconds
+    return float(end) - float(begin)
 
 
 PROFILED_STEPS = 32
