@@ -18,7 +18,7 @@ TP ?= 2
 ENGINE_MEASURED := build/engine-h200.json
 KERNEL_BENCH = PYTHONPATH=kernels:service:. $(PYTHON) -m kernel_bench
 
-.PHONY: help serve observe dashboards test test-chart lint format lock bench-commit bench-gateway test-clients clean kernels test-torch check-kernels \
+.PHONY: help serve observe dashboards test test-chart test-cluster lint format lock bench-commit bench-gateway test-clients clean kernels test-torch check-kernels \
 	gpu-payload test-gpu bench-engine plot predict-engine check-tp \
 	bench-budget test-engine bench-kernels plot-kernels predict-kernels sanitize-kernels
 
@@ -61,6 +61,9 @@ test-engine: $(ENGINE_VENV)/.ready ## Run the plugin's tests on the CPU, in the 
 
 test-chart: $(VENV)/.dev ## Run the chart's tests with Helm 3 and 4 and schemas of Kubernetes 1.30 to 1.35; needs npm
 	LONGLEAF_CHART_TOOLS="$$(tests/charts/tools.sh)" $(BIN)/python -m pytest tests/charts $(PYTEST_ARGS)
+
+test-cluster: $(VENV)/.dev ## Run the chart on a real control plane, built once from Debian's source package; needs root
+	tests/cluster/run.sh $(PYTEST_ARGS)
 
 check-kernels: $(CUDA_VENV)/.ready ## Compile for every target, hold registers, spills, instructions to kernels/resources.json
 	@CUDA_HOME="$$(cd $(CUDA_VENV)/lib/python3*/site-packages/nvidia/cu13 && pwd)" \

@@ -1,0 +1,130 @@
+"""Install, upgrade, rollback, uninstall; what the server refuses."""
+
+import pytest
+
+from tests.charts.rendering import SHAPES, Rendered
+from tests.cluster.control_plane import ApiError, ControlPlane, eventually
+from tests.cluster.releases import Releases
+
+GATEWAY = "deployments/chat-longleaf-gateway"
+ENGINE = "statefulsets/chat-longleaf-engine"
+
+
+def test_life_of_a_release(plane: ControlPlane, releases: Releases) -> None:
+    namespace = "life"
+    said = releases.apply("install", namespace, "minimal")
+    assert "/v1/chat/completions" in said
+    eventually(
+        lambda: len([name for name in releases.objects(namespace) if "pods/" in name]) == 2,
+        "one engine and one gateway pod are made",
+    )
+    first = releases.objects(namespace)
+    assert {GATEWAY, ENGINE} <= set(first)
+
+    releases.apply("upgrade", namespace, "minimal", longestRequestSeconds=240, engine__replicas=2)
+    second = releases.objects(namespace)
+    spec = second[GATEWAY]["spec"]["template"]["spec"]
+    assert spec["terminationGracePeriodSeconds"] == 240 + 10 + 30
+    assert second[GATEWAY]["metadata"]["generation"] == 2
+    assert second[ENGINE]["spec"]["replicas"] == 2
+    # The new gateway is not ready, so the old one stays: a rollout takes none away.
+    sets = f"/apis/apps/v1/namespaces/{namespace}/replicasets"
+    eventually(
+        lambda: sorted(one["spec"]["replicas"] for one in plane.items(sets).values()) == [1, 1],
+        "old and new gateway stand side by side",
+    )
+
+    releases.helm("rollback", "chat", "1", "-n", namespace)
+    third = releases.objects(namespace)
+    for name in (GATEWAY, ENGINE):
+        assert third[name]["spec"]["template"]["spec"] == first[name]["spec"]["template"]["spec"]
+    assert third[ENGINE]["spec"]["replicas"] == 1
+    assert '"revision":"3"' in releases.helm("list", "-n", namespace, "-o", "json")
+
+    releases.helm("uninstall", "chat", "-n", namespace)
+    eventually(
+        lambda: all(name.startswith("pods/") for name in releases.objects(namespace)),
+        "nothing but pods, which no kubelet ends, is left",
+    )
+
+
+PATHS = {
+    "Deployment": "apis/apps/v1/namespaces/{}/deployments",
+    "StatefulSet": "apis/apps/v1/namespaces/{}/statefulsets",
+    "Ingress": "apis/networking.k8s.io/v1/namespaces/{}/ingresses",
+    "NetworkPolicy": "apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
+    "Role": "apis/rbac.authorization.k8s.io/v1/namespaces/{}/roles",
+    "RoleBinding": "apis/rbac.authorization.k8s.io/v1/namespaces/{}/rolebindings",
+    "PriorityClass": "apis/scheduling.k8s.io/v1/priorityclasses",
+    "Service": "api/v1/namespaces/{}/services",
+    "ServiceAccount": "api/v1/namespaces/{}/serviceaccounts",
+    "Pod": "api/v1/namespaces/{}/pods",
+}
+UNKNOWN = {"PodDisruptionBudget", "HorizontalPodAutoscaler"}
+"""At the versions that the chart writes, to 1.20."""
+CUSTOM = {"HTTPRoute", "PodMonitor", "PrometheusRule", "ScaledObject", "ServiceMonitor"}
+
+
+def _dry_run(plane: ControlPlane, rendered: Rendered) -> dict[str, str]:
+    """What the server says against each object, were it made now; by kind."""
+    faults = {}
+    for one in rendered.objects:
+        if one["kind"] in UNKNOWN | CUSTOM or one["metadata"]["name"].endswith("-dashboards"):
+            continue
+        path = PATHS[one["kind"]].format("default")
+        body = {**one, "metadata": {**one["metadata"], "namespace": "default"}}
+        if one["kind"] == "PriorityClass":
+            del body["metadata"]["namespace"]
+        if one["kind"] == "Pod":  # names the default account of a namespace: made by now
+            body["spec"]["serviceAccountName"] = "default"
+        try:
+            plane.ask("POST", f"/{path}?dryRun=All", body)
+        except ApiError as error:
+            faults[one["kind"]] = str(error)
+    return faults
+
+
+@pytest.mark.parametrize("shape", sorted(SHAPES))
+def test_the_server_takes_every_shape(plane: ControlPlane, releases: Releases, shape: str) -> None:
+    assert _dry_run(plane, releases.tools.template(shape)) == {}
+
+
+@pytest.mark.parametrize(
+    ("shape", "name", "value", "kind", "said"),
+    [
+        ("default", "gateway.extraEnv", [{"name": "1 BAD"}], "Deployment", "env[0].name"),
+        (
+            "default",
+            "gateway.extraVolumeMounts",
+            [{"name": "nowhere", "mountPath": "/x"}],
+            "Deployment",
+            "volumeMounts[1].name",
+        ),
+        ("default", "gateway.podSecurityContext.runAsUser", -1, "Deployment", "runAsUser"),
+        (
+            "default",
+            "gateway.resources",
+            {"requests": {"cpu": "4"}, "limits": {"cpu": "2"}},
+            "Deployment",
+            "must be less than or equal to cpu limit",
+        ),
+        (
+            "default",
+            "networkPolicy.apiServerCidrs",
+            ["10.0.0.0/99"],
+            "NetworkPolicy",
+            "not a valid CIDR",
+        ),
+    ],
+)
+def test_the_server_refuses_what_no_schema_of_values_sees(
+    plane: ControlPlane,
+    releases: Releases,
+    shape: str,
+    name: str,
+    value: object,
+    kind: str,
+    said: str,
+) -> None:
+    faults = _dry_run(plane, releases.tools.template(shape, {name: value}))
+    assert said in faults[kind]
