@@ -10,6 +10,7 @@ from longleaf import __version__
 COMMANDS: Mapping[str, str] = {
     "embedded": "longleaf.embedded.command:embedded_command",
     "engine": "longleaf.engine.launch:engine_command",
+    "exporter": "longleaf.exporters.command:exporter_command",
     "gateway": "longleaf.gateway.command:gateway_command",
     "preflight": "longleaf.probes.preflight.command:preflight_command",
     "probe": "longleaf.probes.command:probe_command",

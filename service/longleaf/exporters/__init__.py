@@ -1,0 +1,1 @@
+"""Exporters: what Prometheus scrapes beside the service itself."""

@@ -1,0 +1,81 @@
+"""``longleaf exporter``."""
+
+import logging
+import signal
+import threading
+from pathlib import Path
+
+import click
+from prometheus_client import CollectorRegistry, start_http_server
+
+from longleaf.exporters.dcgm import Dcgm
+from longleaf.exporters.gpu import GpuExporter
+from longleaf.exporters.nvml import Nvml, NvmlGpm
+from longleaf.exporters.recording import Recorder, load_recording, save_recording
+from longleaf.exporters.source import LEAST_INTERVAL, Source
+from longleaf.metrics import GpuMetrics
+
+
+@click.group("exporter")
+def exporter_command() -> None:
+    """Publish what Prometheus scrapes beside the service itself."""
+
+
+@exporter_command.command("gpu")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address of /metrics.")
+@click.option(
+    "--port", default=9400, show_default=True, type=click.IntRange(1, 65535), help="Its port."
+)
+@click.option(
+    "--interval",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(min=LEAST_INTERVAL),
+    help="Seconds between samples.",
+)
+@click.option(
+    "--record",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write what the sources say there, at the end.",
+)
+@click.option(
+    "--replay",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Publish a recording; asks no GPU.",
+)
+@click.option("--note", default="", help="Where the recording is taken, and of what.")
+def gpu_command(
+    host: str, port: int, interval: float, record: Path | None, replay: Path | None, note: str
+) -> None:
+    """Tensor pipes, memory, residency, power, clocks and PCIe of each GPU.
+
+    Sources in order: NVML's GPM counters, DCGM 4, NVML. A metric that none of them tells is absent,
+    and longleaf_gpu_metric_supported says 0.
+    """
+    logging.basicConfig(level="INFO", format="%(message)s")
+    sources: list[Source] = [NvmlGpm(), Dcgm(), Nvml()]
+    if replay is not None:
+        sources = list(load_recording(replay))
+    recorders = [Recorder(source) for source in sources]
+    registry = CollectorRegistry()
+    exporter = GpuExporter(recorders if record is not None else sources, GpuMetrics(registry))
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise click.ClickException(f"--port {port}: {error.strerror}") from error
+    click.echo(f"http://{host}:{port}/metrics")
+    try:
+        while True:
+            exporter.sample()
+            if stop.wait(interval):
+                break
+    finally:
+        exporter.close()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+        if record is not None:
+            save_recording(record, recorders, note)
