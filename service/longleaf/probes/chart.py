@@ -27,6 +27,10 @@ def page(
     table: Sequence[Sequence[str]],
 ) -> str:
     """The page: heading, answer in words, chart (x logarithmic), table (first row: head)."""
+    return _page(title, words, _svg(unit, curves), table)
+
+
+def _page(title: str, words: str, picture: str, table: Sequence[Sequence[str]]) -> str:
     head, *rows = table
     body = "".join(
         "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
@@ -36,7 +40,7 @@ def page(
         "<style>body{font:16px sans-serif;max-width:800px;margin:2em auto;color:#222}"
         "table{border-collapse:collapse}td,th{padding:.2em .8em;border-bottom:1px solid #ddd;"
         "text-align:right}td:first-child,th:first-child{text-align:left}</style>"
-        f"<h1>{html.escape(title)}</h1><p>{html.escape(words)}</p>{_svg(unit, curves)}"
+        f"<h1>{html.escape(title)}</h1><p>{html.escape(words)}</p>{picture}"
         f"<table><tr>{''.join(f'<th>{html.escape(cell)}</th>' for cell in head)}</tr>{body}"
         "</table></html>\n"
     )
@@ -84,3 +88,41 @@ def _svg(unit: str, curves: Mapping[str, Sequence[Point]]) -> str:
             f'fill="{color}">{html.escape(name)}</text>'
         )
     return "".join(parts) + "</svg>"
+
+
+def bars(
+    title: str,
+    words: str,
+    groups: Mapping[str, Mapping[str, float]],
+    table: Sequence[Sequence[str]],
+) -> str:
+    """A page like ``page`` with a group of bars for each name; values from 0 to 1."""
+    names = list(dict.fromkeys(name for values in groups.values() for name in values))
+    parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" font-size="13">']
+    floor, height = _HEIGHT - _BOTTOM, _HEIGHT - _BOTTOM - _TOP
+    for tick in (0, 0.25, 0.5, 0.75, 1):
+        y = floor - tick * height
+        parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="#eee"/>')
+        parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:.0%}</text>')
+    step = (_WIDTH - _LEFT) / max(1, len(groups))
+    width = 0.7 * step / max(1, len(names))
+    for number, (group, values) in enumerate(groups.items()):
+        left = _LEFT + number * step + 0.15 * step
+        for place, name in enumerate(names):
+            if name in values:
+                tall = min(1.0, values[name]) * height
+                parts.append(
+                    f'<rect x="{left + place * width:.1f}" y="{floor - tall:.1f}" '
+                    f'width="{width * 0.9:.1f}" height="{tall:.1f}" fill="{_COLORS[place]}"/>'
+                )
+        middle = left + 0.35 * step
+        parts.append(
+            f'<text x="{middle:.1f}" y="{floor + 20}" text-anchor="middle">'
+            f"{html.escape(group)}</text>"
+        )
+    for place, name in enumerate(names):
+        parts.append(
+            f'<text x="{_WIDTH - 10}" y="{_TOP + 16 * place + 10}" text-anchor="end" '
+            f'fill="{_COLORS[place]}">{html.escape(name)}</text>'
+        )
+    return _page(title, words, "".join(parts) + "</svg>", table)

@@ -11,6 +11,8 @@ import click
 
 from longleaf.probes.client import ProbeError
 from longleaf.probes.commit import CommitPlan, CommitRun, expected_of, failed_cells, measure
+from longleaf.probes.gpu import GpuPlan, GpuRun
+from longleaf.probes.gpu import measure as measure_gpu
 from longleaf.probes.lengths import Contexts
 from longleaf.probes.line import CARDS
 from longleaf.probes.progress import Progress
@@ -198,6 +200,64 @@ def step_command(
     )
     run = StepRun(plan)
     ended = run_to_end(measure_steps(run, Progress(sys.stderr)))
+    click.echo(lines(run.table()))
+    click.echo(run.words() + ("" if ended else " Interrupted."))
+    if json_file is not None:
+        write_json(json_file, run.document())
+    if html_file is not None:
+        write_page(html_file, run.page())
+    ctx.exit(_INTERRUPTED if not ended else _FAILED if run.faults() else 0)
+
+
+@probe_command.command("gpu")
+@click.option("--url", required=True, help="Base URL of the gateway or an engine.")
+@click.option(
+    "--gpu-metrics-url",
+    default="http://127.0.0.1:9400/metrics",
+    show_default=True,
+    help="/metrics of longleaf exporter gpu, on the engine's machine.",
+)
+@click.option(
+    "--context",
+    "contexts",
+    default="16k",
+    show_default=True,
+    type=Contexts(),
+    help="Prompt tokens, about.",
+)
+@click.option("--seconds", default=10.0, show_default=True, help="Of each phase, at least.")
+@click.option("--settle", default=1.0, show_default=True, help="Left out at a phase's beginning.")
+@click.option(
+    "--interval",
+    default=0.5,
+    show_default=True,
+    type=click.FloatRange(min=0.1),
+    help="Seconds between samples.",
+)
+@click.option("--max-tokens", default=256, show_default=True, type=click.IntRange(2))
+@outputs
+@click.pass_context
+def gpu_command(
+    ctx: click.Context,
+    url: str,
+    gpu_metrics_url: str,
+    contexts: tuple[int, ...],
+    seconds: float,
+    settle: float,
+    interval: float,
+    max_tokens: int,
+    json_file: Path | None,
+    html_file: Path | None,
+) -> None:
+    """Is prefill, is decode bound by compute, by memory or by latency?
+
+    Samples the GPU exporter while nothing runs, while prompts are read and while an answer is
+    written. Fails where it is latency, or cannot be told. Ctrl-C keeps what there is.
+    """
+    base = url.rstrip("/")
+    plan = GpuPlan(base, gpu_metrics_url, contexts[-1], seconds, settle, interval, max_tokens)
+    run = GpuRun(plan)
+    ended = run_to_end(measure_gpu(run, Progress(sys.stderr)))
     click.echo(lines(run.table()))
     click.echo(run.words() + ("" if ended else " Interrupted."))
     if json_file is not None:

@@ -1,0 +1,87 @@
+"""The GPU probe: what bounds a phase, and a real engine beside an exporter made for the test."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from longleaf.probes.gpu import GpuPlan, GpuRun, Phase
+from ops.observe.replay import replaying
+from tests.gateway.engine import running_engine
+
+FIGURES = ("tensor_active_ratio", "dram_active_ratio", "sm_resident_ratio", "power_watts")
+
+
+def phase(name: str, *values: float | None) -> Phase:
+    named = zip(FIGURES, values, strict=True)
+    return Phase(name, {metric: [value] for metric, value in named if value is not None})
+
+
+@pytest.mark.parametrize(
+    ("values", "bound"),
+    [
+        ((0.0, 0.0, 0.01, 75.0), "idle"),
+        ((0.85, 0.3, 1.0, 690.0), "compute"),
+        ((0.02, 0.8, 1.0, 340.0), "memory"),
+        ((0.6, 0.7, 1.0, 600.0), "compute and memory"),
+        ((0.03, 0.012, 0.998, 133.0), "latency"),  # as seen, and taken for a busy GPU
+        ((None, 0.012, 0.998, 133.0), "unknown"),  # what is unknown is not 0
+        ((None, 0.8, 0.998, 133.0), "memory"),
+    ],
+)
+def test_what_bounds_a_phase(values: tuple[float | None, ...], bound: str) -> None:
+    assert phase("decode", *values).bound == bound
+
+
+def test_what_fails_and_how_it_is_said() -> None:
+    run = GpuRun(GpuPlan("u", "e", 1024), partial=False)
+    run.phases = [
+        phase("idle", 0.0, 0.0, 0.0, 75.0),
+        phase("prefill", 0.8, 0.3, 1.0, 600.0),
+        phase("decode", 0.03, 0.012, 0.998, 133.0),
+    ]
+    assert run.faults() == ["decode is latency-bound"]
+    assert "tensor pipes 3.0 %, memory 1.2 %, resident 99.8 %, power 133.0 W" in run.words()
+    run.phases[2] = phase("decode", 0.03, 0.7, 0.998, 300.0)
+    assert run.faults() == []
+    assert run.document()["passed"] is True
+    run.phases[0] = phase("idle", 0.0, 0.6, 1.0, 300.0)
+    assert "not idle before" in run.faults()[0]
+
+
+def test_a_run_beside_an_exporter(tmp_path: Path) -> None:
+    exposition = tmp_path / "gpu.prom"
+    exposition.write_text(
+        "".join(
+            f'longleaf_gpu_{metric}{{gpu="{gpu}"}} {value}\n'
+            for metric, value in zip(FIGURES, (0.03, 0.012, 0.998, 133), strict=True)
+            for gpu in (0, 1)
+        )
+    )
+    path, page = tmp_path / "gpu.json", tmp_path / "gpu.html"
+    with running_engine("--context-length", "2048") as engine, replaying(exposition) as port:
+        command = [
+            *(sys.executable, "-m", "longleaf", "probe", "gpu", "--url", engine.url),
+            *("--context", "256", "--seconds", "0.5", "--settle", "0", "--interval", "0.1"),
+            *("--max-tokens", "16", "--json", str(path), "--html", str(page)),
+        ]
+        exporter = ("--gpu-metrics-url", f"http://127.0.0.1:{port}/metrics")
+        done = subprocess.run(
+            [*command, *exporter], capture_output=True, text=True, check=False, timeout=120
+        )
+        no_exporter = ("--gpu-metrics-url", f"{engine.url}/metrics")
+        wrong = subprocess.run(
+            [*command, *no_exporter], capture_output=True, text=True, check=False, timeout=120
+        )
+    assert done.returncode == 1, done.stderr
+    found = json.loads(path.read_text())
+    assert [item["name"] for item in found["phases"]] == ["idle", "prefill", "decode"]
+    assert all(item["bound"] == "latency" for item in found["phases"])
+    assert all(len(item["samples"]["power_watts"]) >= 1 for item in found["phases"])
+    assert found["phases"][2]["means"]["power_watts"] == 133
+    assert "decode is latency-bound" in done.stdout
+    assert page.read_text().count("<rect") == 9
+    assert wrong.returncode == 1
+    assert "is it a GPU exporter?" in wrong.stderr
