@@ -15,6 +15,7 @@ from ops.observe.prometheus import (
     Target,
     configuration,
     running_alertmanager,
+    running_gpu_exporter,
     running_prometheus,
 )
 from ops.observe.replay import replaying
@@ -57,6 +58,7 @@ async def _serve(port: int, metrics_port: int, engine_port: int, *, load: bool) 
 @click.option("--engine-port", default=30000, show_default=True, type=_PORT, help="Engine.")
 @click.option("--prometheus-port", default=9090, show_default=True, type=_PORT)
 @click.option("--alertmanager-port", default=9093, show_default=True, type=_PORT)
+@click.option("--gpu-port", default=9400, show_default=True, type=_PORT, help="GPU recording.")
 @click.option("--interval", default="5s", show_default=True, help="Of scrapes and rules.")
 @click.option(
     "--gpu-exporter", metavar="HOST:PORT", help="A GPU exporter to scrape.  [a synthetic recording]"
@@ -74,6 +76,7 @@ def main(
     engine_port: int,
     prometheus_port: int,
     alertmanager_port: int,
+    gpu_port: int,
     interval: str,
     gpu_exporter: str | None,
     textfile: tuple[Path, ...],
@@ -87,8 +90,10 @@ def main(
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="longleaf-")))
         if gpu_exporter is None:
-            replay = stack.enter_context(replaying(RECORDINGS / "gpu-synthetic.prom"))
-            gpu_exporter = f"127.0.0.1:{replay}"
+            recording = RECORDINGS / "gpu-synthetic.json"
+            gpu_exporter = stack.enter_context(
+                running_gpu_exporter(directory, port=gpu_port, recording=recording)
+            )
             click.echo("GPU metrics: a synthetic recording (--gpu-exporter names a real one)")
         targets.append(Target("longleaf-gpu", gpu_exporter))
         if textfile:

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import sys
 import time
 import urllib.parse
 import urllib.request
@@ -90,7 +91,7 @@ def running_prometheus(directory: Path, config: str, *, port: int) -> Iterator[P
         f"--web.listen-address=127.0.0.1:{port}",
         "--log.level=warn",
     ]
-    with _process(command, directory / "prometheus.log", f"http://127.0.0.1:{port}/-/ready"):
+    with background(command, directory / "prometheus.log", f"http://127.0.0.1:{port}/-/ready"):
         yield Prometheus(f"http://127.0.0.1:{port}")
 
 
@@ -108,7 +109,7 @@ def running_alertmanager(directory: Path, *, port: int) -> Iterator[str]:
         "--cluster.listen-address=",
         "--log.level=warn",
     ]
-    with _process(command, directory / "alertmanager.log", f"http://127.0.0.1:{port}/-/ready"):
+    with background(command, directory / "alertmanager.log", f"http://127.0.0.1:{port}/-/ready"):
         yield f"127.0.0.1:{port}"
 
 
@@ -120,7 +121,20 @@ def _found(name: str) -> str:
 
 
 @contextmanager
-def _process(command: Sequence[str], log: Path, ready: str) -> Iterator[None]:
+def running_gpu_exporter(directory: Path, *, port: int, recording: Path) -> Iterator[str]:
+    """The GPU exporter on a recording; gives its address."""
+    command = [
+        *(sys.executable, "-m", "longleaf", "exporter", "gpu", "--port", str(port)),
+        *("--replay", str(recording)),
+    ]
+    log = directory / "exporter.log"
+    with background(command, log, f"http://127.0.0.1:{port}/metrics"):
+        yield f"127.0.0.1:{port}"
+
+
+@contextmanager
+def background(command: Sequence[str], log: Path, ready: str) -> Iterator[None]:
+    """Run ``command``, its output in ``log``, from when ``ready`` answers 200 to the end."""
     with (
         log.open("wb") as output,
         subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True) as process,

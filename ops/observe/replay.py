@@ -1,4 +1,4 @@
-"""Serves text expositions from files at /metrics: recordings in place of an exporter.
+"""Serves text expositions from files at /metrics.
 
 ``python -m ops.observe.replay --port 9400 FILE…``. Files are read at every scrape, so what writes
 one (a probe's ``--textfile``) is seen at the next.

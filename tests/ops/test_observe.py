@@ -2,18 +2,20 @@
 
 import asyncio
 import contextlib
+import json
 import math
 import re
 import shutil
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry, write_to_textfile
 
-from longleaf.metrics import GPU_METRICS, ProbeMetrics
+from longleaf.metrics import GPU_METRICS
+from longleaf.probes.commit import CommitPlan, CommitRun
+from longleaf.probes.judge import Cell
 from ops.dashboards.build import BOARDS, stale
 from ops.observe.__main__ import RECORDINGS
 from ops.observe.load import Load
@@ -22,6 +24,7 @@ from ops.observe.prometheus import (
     Prometheus,
     Target,
     configuration,
+    running_gpu_exporter,
     running_prometheus,
 )
 from ops.observe.replay import replaying
@@ -76,16 +79,11 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-@contextlib.contextmanager
-def probe_metrics(path: Path) -> Iterator[Path]:
-    registry = CollectorRegistry()
-    metrics = ProbeMetrics(registry)
-    metrics.commit_len.labels("predictable", "1k").set(7.5)
-    metrics.commit_len_expected.labels("predictable", "1k").set(7.5)
-    metrics.passed.labels("commit", "healthy").set(1)
-    metrics.timestamp.labels("commit").set_to_current_time()
-    write_to_textfile(str(path), registry)
-    yield path
+def probe_metrics(path: Path) -> Path:
+    """What the commit probe writes."""
+    cells = [Cell("predictable", 1024, [7.5], [1024]), Cell("prose", 1024, [2.5], [1024])]
+    CommitRun(CommitPlan("u", "m", (1024,)), cells).write_textfile(path, {})
+    return path
 
 
 @contextlib.asynccontextmanager
@@ -97,13 +95,15 @@ async def stack(directory: Path) -> AsyncIterator[tuple[Prometheus, str, Engine]
         engines = [parts.enter_context(running_engine(*small, *name)) for _ in range(2)]
         urls = [engine.url for engine in engines]
         async with running_gateway(*urls, ready=2, loads_interval=0.2) as gateway:
-            gpu = parts.enter_context(replaying(RECORDINGS / "gpu-synthetic.prom"))
-            text = parts.enter_context(probe_metrics(directory / "probe.prom"))
-            probe = parts.enter_context(replaying(text))
+            exporter = running_gpu_exporter(
+                directory, port=free_port(), recording=RECORDINGS / "gpu-synthetic.json"
+            )
+            gpu = await asyncio.to_thread(parts.enter_context, exporter)
+            probe = parts.enter_context(replaying(probe_metrics(directory / "probe.prom")))
             targets = [
                 Target("longleaf-gateway", f"127.0.0.1:{gateway.server.metrics_port}"),
                 *(Target("longleaf-engine", url.removeprefix("http://")) for url in urls),
-                Target("longleaf-gpu", f"127.0.0.1:{gpu}"),
+                Target("longleaf-gpu", gpu),
                 Target("longleaf-probe", f"127.0.0.1:{probe}"),
             ]
             config = configuration(targets, interval="1s", namespace="test")
@@ -180,6 +180,7 @@ def test_panels_have_descriptions_units_and_the_namespace() -> None:
 
 
 def test_the_synthetic_recording_has_every_gpu_metric() -> None:
-    text = (RECORDINGS / "gpu-synthetic.prom").read_text()
-    assert text.startswith("# Synthetic")
-    assert set(re.findall(r"^longleaf_gpu_(\w+)\{gpu=\"0\"\} ", text, re.M)) == set(GPU_METRICS)
+    found = json.loads((RECORDINGS / "gpu-synthetic.json").read_text())
+    assert found["note"].startswith("Synthetic")
+    told = {name for source in found["sources"] for name in source.get("supported", ())}
+    assert told == set(GPU_METRICS)
