@@ -2,10 +2,11 @@
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 760, 380, 70, 20, 50
+_LABEL = 60
 _COLORS = ("#1b6ca8", "#c8553d", "#588157", "#8d6a9f", "#b8860b", "#444444")
 
 
@@ -37,7 +38,7 @@ def _page(title: str, words: str, picture: str, table: Sequence[Sequence[str]]) 
     )
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}</title>"
-        "<style>body{font:16px sans-serif;max-width:800px;margin:2em auto;color:#222}"
+        "<style>body{font:16px sans-serif;max-width:960px;margin:2em auto;color:#222}"
         "table{border-collapse:collapse}td,th{padding:.2em .8em;border-bottom:1px solid #ddd;"
         "text-align:right}td:first-child,th:first-child{text-align:left}</style>"
         f"<h1>{html.escape(title)}</h1><p>{html.escape(words)}</p>{picture}"
@@ -65,12 +66,18 @@ def _svg(unit: str, curves: Mapping[str, Sequence[Point]]) -> str:
         _, y = at(xs[0], value)
         parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="#eee"/>')
         parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>')
+    free = 0.0
     for x in xs:
         across, y = at(x, 0)
-        parts.append(f'<text x="{across:.1f}" y="{y + 20:.1f}" text-anchor="middle">{x:g}</text>')
+        if across >= free:
+            free = across + _LABEL
+            text = f"{x:.0f}"
+            parts.append(
+                f'<text x="{across:.1f}" y="{y + 20:.1f}" text-anchor="middle">{text}</text>'
+            )
     parts.append(f'<text x="{_LEFT}" y="{_TOP - 6}">{html.escape(unit)}</text>')
     parts.append(f'<text x="{_WIDTH}" y="{_HEIGHT - 8}" text-anchor="end">tokens of context</text>')
-    for number, (name, curve) in enumerate(curves.items()):
+    for number, curve in enumerate(curves.values()):
         color = _COLORS[number % len(_COLORS)]
         line = " ".join("{:.1f},{:.1f}".format(*at(point.x, point.value)) for point in curve)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{color}" stroke-width="2"/>')
@@ -83,11 +90,15 @@ def _svg(unit: str, curves: Mapping[str, Sequence[Point]]) -> str:
                 f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{least:.1f}" y2="{most:.1f}" '
                 f'stroke="{color}"/>'
             )
-        parts.append(
-            f'<text x="{_WIDTH - 10}" y="{_TOP + 16 * number + 10}" text-anchor="end" '
-            f'fill="{color}">{html.escape(name)}</text>'
-        )
-    return "".join(parts) + "</svg>"
+    return _legend(curves) + "".join(parts) + "</svg>"
+
+
+def _legend(names: Iterable[str]) -> str:
+    items = (
+        f'<span style="color:{_COLORS[number % len(_COLORS)]}">&#9632; {html.escape(name)}</span>'
+        for number, name in enumerate(names)
+    )
+    return f"<p>{' &nbsp; '.join(items)}</p>"
 
 
 def bars(
@@ -120,9 +131,4 @@ def bars(
             f'<text x="{middle:.1f}" y="{floor + 20}" text-anchor="middle">'
             f"{html.escape(group)}</text>"
         )
-    for place, name in enumerate(names):
-        parts.append(
-            f'<text x="{_WIDTH - 10}" y="{_TOP + 16 * place + 10}" text-anchor="end" '
-            f'fill="{_COLORS[place]}">{html.escape(name)}</text>'
-        )
-    return _page(title, words, "".join(parts) + "</svg>", table)
+    return _page(title, words, _legend(names) + "".join(parts) + "</svg>", table)

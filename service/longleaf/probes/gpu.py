@@ -122,7 +122,7 @@ class GpuRun:
 
     def table(self) -> list[list[str]]:
         """Rows of text: a phase each."""
-        rows = [["phase", "bound by", *FIGURES, "n"]]
+        rows = [["phase", "bound by", "tensor", "memory", "resident", "power W", "n"]]
         for phase in self.phases:
             means = [phase.mean(metric) for metric in FIGURES]
             figures = ["absent" if value is None else f"{value:.3f}" for value in means]

@@ -105,7 +105,8 @@ class StepRun:
 
     def words(self) -> str:
         """The answer."""
-        return " ".join([self._of(engine) for engine in self.engines] + self.faults())
+        faults = "; ".join(self.faults())
+        return " ".join(self._of(engine) for engine in self.engines) + f" {faults}." * bool(faults)
 
     def _of(self, engine: EngineRun) -> str:
         line = engine.line
