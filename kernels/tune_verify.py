@@ -121,8 +121,8 @@ class Bench:
             q=q.data_ptr(), kv_indptr=indptr.data_ptr(), kv_indices=indices.data_ptr(),
             tree_kv=tree.data_ptr(), visible=None if case.causal else visible.data_ptr(),
             out=out.data_ptr(), workspace=self.workspace.data_ptr(), tokens=tokens, slots=SLOTS,
-            batch=len(case.prefixes), nodes=case.nodes, heads=case.heads, page_size=1,
-            e4m3=case.e4m3, softmax_scale=192**-0.5, kv_scale=1.0,
+            indices=len(indices), batch=len(case.prefixes), nodes=case.nodes, heads=case.heads,
+            page_size=1, e4m3=case.e4m3, softmax_scale=192**-0.5, kv_scale=1.0,
             row_groups=case.row_groups, gang=case.gang, min_tiles=case.min_tiles,
         )  # fmt: skip
         pool: Tensor = self.pool_e4m3 if case.e4m3 else self.pool

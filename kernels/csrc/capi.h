@@ -24,7 +24,7 @@ enum longleaf_status {
 LONGLEAF_API const char* longleaf_error_string(int status);
 
 /* Goes up whenever a signature changes; the Python side refuses another number. */
-#define LONGLEAF_ABI_VERSION 2
+#define LONGLEAF_ABI_VERSION 3
 LONGLEAF_API int longleaf_abi_version(void);
 
 /* The targets that this build holds machine code for, such as "90a;120a". */

@@ -106,12 +106,17 @@ bool valid(const longleaf_verify_mla_args& a) {
                         a.workspace && (a.page_size == 1 || a.page_indptr) && aligned(a.q) &&
                         aligned(a.kv_pool) && aligned(a.tree_kv) && aligned(a.out) &&
                         aligned(a.workspace);
-  return pointers && a.tokens > 0 && a.slots > 0 && a.tokens * a.heads <= INT32_MAX &&
-         a.slots <= INT32_MAX && a.batch > 0 && a.nodes > 0 && a.heads > 0 &&
-         static_cast<int64_t>(a.nodes) * a.heads <= (1 << 20) &&
+  // Never more than 2^20 rows a request, so the products of the other lines cannot overflow.
+  const bool sizes = a.batch > 0 && a.nodes > 0 && a.heads > 0 && a.slots > 0 && a.indices >= 0 &&
+                     static_cast<int64_t>(a.nodes) * a.heads <= (1 << 20) && a.slots <= INT32_MAX &&
+                     a.indices <= INT32_MAX && a.tokens <= INT32_MAX / a.heads &&
+                     a.nodes <= a.tokens &&
+                     (a.q_indptr ? a.tokens <= static_cast<int64_t>(a.batch) * a.nodes
+                                 : a.tokens == static_cast<int64_t>(a.batch) * a.nodes);
+  return pointers && sizes &&
          (a.page_size == 1 || a.page_size == 64) && a.row_groups >= 0 &&
          a.row_groups <= kMaxRowGroups && a.gang >= 0 && a.min_tiles >= 0 && a.softmax_scale > 0 &&
-         a.kv_scale > 0;
+         std::isfinite(a.softmax_scale) && a.kv_scale > 0 && std::isfinite(a.kv_scale);
 }
 
 }  // namespace
@@ -135,7 +140,7 @@ int longleaf_verify_mla(const longleaf_verify_mla_args* args, void* stream) {
   VerifyMlaParams p{};
   int status = encode_rows(args->q, args->tokens * args->heads, kRowsPerBox, &p.q_rows);
   if (status == LONGLEAF_OK)
-    status = encode_rows(args->tree_kv, args->tokens, kRowsPerBox, &p.tree_rows);
+    status = encode_rows(args->tree_kv, args->tokens, 1, &p.tree_rows);
   if (status == LONGLEAF_OK && !args->e4m3)
     status = encode_rows(args->kv_pool, args->slots, 1, &p.pool_rows);
   if (status != LONGLEAF_OK) return status;
@@ -154,6 +159,11 @@ int longleaf_verify_mla(const longleaf_verify_mla_args* args, void* stream) {
   workspace += blocks * kPartialBytes;
   p.stats = reinterpret_cast<float2*>(workspace);
   p.batch = args->batch;
+  p.tokens = static_cast<int>(args->tokens);
+  p.entries = static_cast<int>(args->indices);
+  // Less than a tile below the limit, so that rounding up to tiles stays within an int.
+  p.max_prefix_tokens = static_cast<int>(
+      std::min<int64_t>(args->indices * args->page_size, INT32_MAX - kTileTokens));
   p.nodes = args->nodes;
   p.heads = args->heads;
   p.visible_words = (args->nodes + 63) / 64;

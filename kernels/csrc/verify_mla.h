@@ -23,6 +23,7 @@ typedef struct longleaf_verify_mla_args {
   void* workspace;            /* longleaf_verify_mla_workspace() bytes, zero before the first launch */
   int64_t tokens;  /* rows of q, tree_kv and out */
   int64_t slots;   /* of kv_pool: pages times page_size */
+  int64_t indices; /* entries of kv_indices */
   int32_t batch;
   int32_t nodes; /* tokens of each request, or the largest number of them with q_indptr */
   int32_t heads;
@@ -40,7 +41,8 @@ typedef struct longleaf_verify_mla_args {
 LONGLEAF_API int longleaf_verify_mla_workspace(size_t* bytes);
 
 /* One launch on `stream` (a cudaStream_t). Lengths are read on the device: a captured launch may be
- * replayed after kv_indptr, kv_indices and q_indptr have changed, within batch and nodes. */
+ * replayed after kv_indptr, kv_indices and q_indptr have changed, within batch, nodes, tokens and
+ * indices. Lengths beyond those are cut to them: the results are wrong, nothing else is. */
 LONGLEAF_API int longleaf_verify_mla(const longleaf_verify_mla_args* args, void* stream);
 
 #endif

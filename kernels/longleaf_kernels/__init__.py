@@ -15,6 +15,7 @@ from longleaf_kernels.accept import (
 )
 from longleaf_kernels.compact import compact_kv
 from longleaf_kernels.tree import build_tree, build_tree_workspace, expand_tree, top_k_marginals
+from longleaf_kernels.verify import WorkSplit, verify_mla, verify_workspace
 
 __all__ = [
     "Accepted",
@@ -23,6 +24,7 @@ __all__ = [
     "KernelLibraryError",
     "Marginals",
     "SamplingTensors",
+    "WorkSplit",
     "accept_greedy",
     "accept_sampled",
     "accept_workspace",
@@ -31,4 +33,6 @@ __all__ = [
     "compact_kv",
     "expand_tree",
     "top_k_marginals",
+    "verify_mla",
+    "verify_workspace",
 ]

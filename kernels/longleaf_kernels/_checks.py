@@ -1,9 +1,13 @@
 """Argument checks that run before any launch and name the argument and its limit."""
 
+import ctypes
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+SMALLEST_FLOAT32 = 2.0**-126
+"""The smallest normal one: the kernels flush what is below."""
 
 
 def check_tensor(
@@ -19,6 +23,8 @@ def check_tensor(
     shape: one entry a dimension, an exact size or the name of a free one. contiguous: whole
     tensor, or else the last dimension alone.
     """
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
     allowed = [dtypes] if isinstance(dtypes, torch.dtype) else list(dtypes)
     if tensor.dtype not in allowed:
         names = " or ".join(_short(dtype) for dtype in allowed)
@@ -46,8 +52,57 @@ def check_range(name: str, value: float, low: float, high: float) -> None:
         raise ValueError(f"{name} must be in [{low}, {high}], got {value}")
 
 
+def check_integer(name: str, value: object) -> None:
+    """Raise TypeError unless `value` is an integer, perhaps a symbolic one."""
+    if not isinstance(value, (int, torch.SymInt)) or isinstance(value, bool):
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
+
+
+def check_scale(name: str, value: float) -> None:
+    """Raise unless `value` is a positive number that float32, the kernels' type, can hold."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    if not SMALLEST_FLOAT32 <= ctypes.c_float(value).value < float("inf"):
+        raise ValueError(f"{name} must be positive and finite in float32, got {value}")
+
+
+def check_aligned(name: str, tensor: Tensor, alignment: int = 16) -> None:
+    """Raise ValueError unless the tensor's data starts on `alignment` bytes."""
+    if tensor.data_ptr() % alignment:
+        raise ValueError(f"{name} must start on {alignment} bytes, got {tensor.data_ptr():#x}")
+
+
+def check_no_grad(**tensors: Tensor | None) -> None:
+    """Raise ValueError for a tensor whose gradient is wanted: the operators have none."""
+    if not torch.is_grad_enabled():
+        return
+    for name, tensor in tensors.items():
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            raise ValueError(
+                f"{name} requires grad, which the kernels do not give: detach it, or run "
+                "under torch.no_grad()"
+            )
+
+
+def check_apart(written: dict[str, Tensor | None], read: dict[str, Tensor | None]) -> None:
+    """Raise ValueError if memory that is written overlaps anything else. Contiguous tensors."""
+    seen: list[tuple[str, int, int]] = []
+    for name, tensor in (*read.items(), *written.items()):
+        if tensor is None or tensor.numel() == 0:
+            continue
+        begin = tensor.data_ptr()
+        end = begin + tensor.numel() * tensor.element_size()
+        if name in written:
+            for other, other_begin, other_end in seen:
+                if begin < other_end and other_begin < end:
+                    raise ValueError(f"{name} must not overlap {other} in memory")
+        seen.append((name, begin, end))
+
+
 def check_cuda(name: str, tensor: Tensor) -> torch.device:
     """Return the device of an operator's leading argument, a CUDA device or ValueError."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
     if tensor.device.type != "cuda":
         raise ValueError(f"{name} must be on a CUDA device, got {tensor.device}")
     return tensor.device

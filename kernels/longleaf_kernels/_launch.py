@@ -20,6 +20,7 @@ def launching(device: torch.device) -> Iterator[tuple[Library, int]]:
 @cache
 def _library_for(device: torch.device) -> Library:
     """Return the library once it is known to hold code for the device: asked at every launch."""
+    capability = torch.cuda.get_device_capability(device)  # says it first if there is no GPU
     loaded = library()
-    loaded.check_device(torch.cuda.get_device_capability(device))
+    loaded.check_device(capability)
     return loaded

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 PATH_VARIABLE = "LONGLEAF_KERNELS_LIBRARY"
 OK, BAD_ARGUMENT, NOT_BUILT = 0, -1, -2
 

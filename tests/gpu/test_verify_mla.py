@@ -17,13 +17,17 @@ from tests.gpu.verify_cases import (
     Shape,
     make_case,
     relative_error,
+    row_errors,
     row_pointer,
 )
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cuda")
-BF16_ERROR = 6e-3
-E4M3_ERROR = 6e-3  # of the arithmetic: the reference reads the same stored e4m3 values
+ROW_ERROR = 8e-3
+"""Of the worst row: rounding of weights, parts and results to bfloat16 gives some 3e-3. The
+reference reads the same stored e4m3 values, so it holds for those too."""
+LSE_ERROR, LSE_RELATIVE = 1e-3, 1e-5  # sums run in float32; scores of hundreds round more
+NAN = float("nan")
 
 
 @pytest.fixture(autouse=True)
@@ -43,10 +47,18 @@ def check(case: Case, workspace: torch.Tensor, split: WorkSplit | None = None) -
     reference, lse_reference = case.reference()
     assert torch.equal(out, again)
     assert torch.equal(lse, lse_again)
-    error = relative_error(out, reference)
-    assert error < (BF16_ERROR if case.shape.pool == torch.bfloat16 else E4M3_ERROR)
-    assert (lse - lse_reference).abs().max() < 0.02
-    return error
+    errors = row_errors(out, reference)
+    assert (errors < ROW_ERROR).all(), worst(errors)
+    off = (lse - lse_reference).abs()
+    assert (off <= LSE_ERROR + LSE_RELATIVE * lse_reference.abs()).all(), worst(off)
+    return float(errors.max())
+
+
+def worst(errors: torch.Tensor) -> str:
+    """Say where [T, H] errors are greatest, NaN first."""
+    place = int(errors.nan_to_num(float("inf")).argmax())
+    node, head = divmod(place, errors.shape[1])
+    return f"node {node}, head {head}: {float(errors[node, head]):.2e}"
 
 
 @pytest.mark.parametrize("tree", ["random", "spine", "star"])
@@ -175,7 +187,8 @@ def test_graph_replays_with_other_lengths(workspace: torch.Tensor) -> None:
         graph.replay()
         if replay % 10 == 0:
             case.prefix_slots = list(chosen.split(lengths))
-            assert relative_error(out, case.reference()[0]) < BF16_ERROR
+            errors = row_errors(out, case.reference()[0])
+            assert (errors < ROW_ERROR).all(), worst(errors)
         assert torch.isfinite(out).all()
 
 
@@ -184,3 +197,94 @@ def test_unused_slots_hold_nan() -> None:
     pool = case.arguments["kv_pool"]
     assert isinstance(pool, torch.Tensor)
     assert pool.isnan().all(-1).sum() == SPARE_SLOTS
+
+
+def split_boundaries(prefix: int, tree_tiles: int, split: WorkSplit) -> list[int]:
+    """Return the prefix tokens at which the splits of one request begin (csrc plan.cuh)."""
+    gangs = torch.cuda.get_device_properties(DEVICE).multi_processor_count // split.gang
+    tiles = -(-prefix // 16) + tree_tiles
+    gangs = max(1, min(gangs, tiles // 2))
+    length, longer = divmod(tiles, gangs)
+    return [16 * (gang * length + min(gang, longer)) for gang in range(1, gangs)]
+
+
+@pytest.mark.parametrize("pool", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("page_size", [1, 64])
+@pytest.mark.parametrize("prefix", [33, 4000, 65_537, 185_001])
+def test_no_token_of_a_boundary_is_lost(
+    prefix: int, page_size: int, pool: torch.dtype, workspace: torch.Tensor
+) -> None:
+    """One cached key equals one row's query and outweighs all others: lost, the row is wrong."""
+    nodes, heads, split = 20, 8, WorkSplit(row_groups=5, gang=4)
+    case = make_case(Shape([prefix], nodes, heads, pool=pool, page_size=page_size), DEVICE)
+    assert nodes * heads <= split.row_groups * 8 * split.gang  # one round
+    starts = split_boundaries(prefix, -(-nodes // (16 if pool == torch.bfloat16 else 8)), split)
+    near = [0, 1, 15, 16, 31, 32, prefix // 16 * 16, prefix - 2, prefix - 1]
+    near += [start + step for start in starts for step in (-1, 0)]
+    places = sorted({place for place in near if 0 <= place < prefix})
+    q, cached = case.arguments["q"], case.arguments["kv_pool"]
+    assert isinstance(q, torch.Tensor)
+    assert isinstance(cached, torch.Tensor)
+    assert 6 <= len(places) <= nodes * heads
+    needles = q.view(-1, q.shape[-1])[: len(places)]
+    cached.view(-1, q.shape[-1])[case.prefix_slots[0][places]] = needles.to(pool)
+    lse = case.reference()[1].flatten()[: len(places)]
+    assert (lse > 25).all()  # the others' sum is about e^14 at most
+    check(case, workspace, split)
+
+
+@pytest.mark.parametrize("pool", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+@pytest.mark.parametrize("nodes", [9, [5, 20, 3], [16, 8, 17]], ids=str)
+@pytest.mark.parametrize("value", [NAN, float("inf"), 3e38])
+def test_what_one_request_holds_reaches_no_other(
+    value: float, nodes: int | list[int], pool: torch.dtype, workspace: torch.Tensor
+) -> None:
+    """The second request is of NaN or infinity, and so are rows after the last request."""
+    case = make_case(Shape([70, 33, 40], nodes, pool=pool), DEVICE)
+    names = ("q", "tree_kv", "visible", "kv_pool")
+    q, rows, visible, cached = (case.arguments[name] for name in names)
+    assert isinstance(q, torch.Tensor)
+    assert isinstance(rows, torch.Tensor)
+    assert isinstance(visible, torch.Tensor)
+    assert isinstance(cached, torch.Tensor)
+    reference, lse_reference = case.reference()
+    first, count, total = case.node_counts[0], case.node_counts[1], sum(case.node_counts)
+    sick = torch.zeros(total, dtype=torch.bool, device=DEVICE)
+    sick[first : first + count] = True
+    q[sick], rows[sick] = value, value
+    slots = case.prefix_slots[1]
+    cached[slots] = torch.full((len(slots), cached.shape[1]), NAN, device=DEVICE).to(pool)
+    if not isinstance(nodes, int):
+        padding = 3
+        case.arguments |= {
+            "q": torch.cat([q, q.new_full((padding, *q.shape[1:]), value)]),
+            "tree_kv": torch.cat([rows, rows.new_full((padding, rows.shape[1]), value)]),
+            "visible": torch.cat([visible, visible.new_full((padding, visible.shape[1]), -1)]),
+        }
+    out, lse = case.run(workspace)
+    assert (row_errors(out[:total], reference)[~sick] < ROW_ERROR).all()
+    assert (lse[:total] - lse_reference)[~sick].abs().max() < LSE_ERROR
+    assert out[total:].isnan().all()  # as `run` made them
+
+
+@pytest.mark.parametrize("pool", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_wrong_lengths_end_and_the_workspace_stays_good(
+    pool: torch.dtype, workspace: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = make_case(Shape([900, 40, 300], [9, 5, 2], pool=pool), DEVICE)
+    good = dict(case.arguments)
+    most = 2**31 - 1
+    for wrong in ([0, -5, 7, 3], [0, 9000, 20, 40], [-most, most, -most, most]):
+        for name in ("kv_indptr", "q_indptr"):
+            values = torch.tensor(wrong, dtype=torch.int32, device=DEVICE)
+            case.arguments = good | {name: values}
+            case.run(workspace)
+            torch.cuda.synchronize()
+            monkeypatch.setenv("LONGLEAF_CHECK_LENGTHS", "1")
+            with pytest.raises(ValueError, match=name):
+                case.run(workspace)
+            monkeypatch.delenv("LONGLEAF_CHECK_LENGTHS")
+    case.arguments = good
+    check(case, workspace)
+    monkeypatch.setenv("LONGLEAF_CHECK_LENGTHS", "1")
+    check(case, workspace)

@@ -147,3 +147,9 @@ def row_pointer(lengths: Sequence[int], device: torch.device) -> Tensor:
 def relative_error(value: Tensor, reference: Tensor) -> float:
     """Return the norm of the difference over the norm of the reference; NaN stays NaN."""
     return float((value.float() - reference).norm() / reference.norm())
+
+
+def row_errors(value: Tensor, reference: Tensor) -> Tensor:
+    """Return the relative error of each row [..., d]; that of a row of zeros is its norm."""
+    norms = reference.norm(dim=-1)
+    return (value.float() - reference).norm(dim=-1) / torch.where(norms > 0, norms, 1.0)

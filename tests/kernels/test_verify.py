@@ -1,7 +1,13 @@
 """verify_mla without a GPU: refused arguments, by name, and what it looks like to a tracer."""
 
+import ctypes
+import os
 import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,15 +17,29 @@ pytest.importorskip("torch", reason="needs torch: make test-torch")
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from longleaf_kernels.verify import verify_mla
+from longleaf_kernels.verify import (
+    WorkSplit,
+    _Arguments,
+    check_lengths_on_device,
+    verify_mla,
+)
 
-pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fake_gpu")]
+pytestmark = pytest.mark.torch
+INCLUDE = Path(__file__).parents[2] / "kernels" / "csrc"
+
+
+@pytest.fixture(autouse=True)
+def fake_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
+    if "real" in request.fixturenames:
+        yield
+        return
+    with FakeTensorMode(), torch.device("cuda"):
+        yield
 
 
 @pytest.fixture
-def fake_gpu() -> Iterator[None]:
-    with FakeTensorMode(), torch.device("cuda"):
-        yield
+def real() -> None:
+    """Tensors of the CPU instead of fake ones of a GPU."""
 
 
 def bf16(*shape: int) -> torch.Tensor:
@@ -57,11 +77,15 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("q", lambda: bf16(131, 8, 576), "q has 131 rows, not a multiple of the 2 requests"),
     ("q", lambda: bf16(8, 130, 576).transpose(0, 1), "q must be contiguous, got strides"),
     ("q", lambda: bf16(130, 8, 576).to("meta"), "q must be on a CUDA device, got meta"),
+    ("q", lambda: bf16(0, 8, 576), "q must have at least one row, got 0"),
+    ("q", lambda: [1], "q must be a tensor, got list"),
+    ("q", lambda: bf16(130, 8, 576).requires_grad_(), "q requires grad, which the kernels do not"),
     ("q", lambda: bf16(1026, 8, 576), "nodes must be in [1, 512], got 513"),
     ("kv_pool", lambda: torch.empty(100, 576), "kv_pool must be bfloat16 or float8_e4m3fn"),
     ("kv_pool", lambda: bf16(100, 512), "kv_pool must be [slots, 576], got [100, 512]"),
     ("kv_pool", lambda: bf16(2, 32, 576), "kv_pool must be [pages, 64, 576], got [2, 32, 576]"),
     ("kv_pool", lambda: bf16(2, 64, 576), "page_indptr goes with a pool of pages"),
+    ("kv_pool", lambda: bf16(0, 576), "slots of kv_pool must be in [1, 2147483647], got 0"),
     ("kv_indptr", lambda: int64(3), "kv_indptr must be int32, got int64"),
     ("kv_indptr", lambda: int32(1), "batch must be in [1, 1024], got 0"),
     ("kv_indices", lambda: int64(40, 1), "kv_indices must be [n], got [40, 1]"),
@@ -72,10 +96,21 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("page_indptr", lambda: int32(3), "page_indptr goes with a pool of pages"),
     ("q_indptr", lambda: int32(3), "q_indptr needs max_nodes"),
     ("max_nodes", lambda: 64, "max_nodes is 64, q has 65 rows a request"),
-    ("scale", lambda: 0.0, "scale must be positive and finite, got 0.0"),
-    ("scale", lambda: float("nan"), "scale must be positive and finite, got nan"),
+    ("scale", lambda: 0.0, "scale must be positive and finite in float32, got 0.0"),
+    ("scale", lambda: float("nan"), "scale must be positive and finite in float32, got nan"),
+    ("scale", lambda: 1e39, "scale must be positive and finite in float32, got 1e+39"),
+    ("scale", lambda: 1e-60, "scale must be positive and finite in float32, got 1e-60"),
+    ("scale", lambda: None, "scale must be a number, got NoneType"),
+    ("scale", lambda: torch.empty(()), "scale must be a number, got FakeTensor"),
+    ("kv_scale", lambda: 1e-50, "kv_scale must be positive and finite in float32, got 1e-50"),
     ("kv_scale", lambda: 2.0, "kv_scale must be 1.0 for a bfloat16 pool, got 2.0"),
     ("workspace", lambda: torch.empty(9), "workspace must be uint8, got float32"),
+    ("workspace", lambda: None, "workspace must be of verify_workspace, got NoneType"),
+    ("split", lambda: (1, 1, 1), "split must be a WorkSplit, got tuple"),
+    ("split", lambda: WorkSplit(row_groups=6), "row_groups must be in [0, 5], got 6"),
+    ("split", lambda: WorkSplit(gang=-1), "gang must be in [0, 2147483647], got -1"),
+    ("split", lambda: WorkSplit(min_tiles=2**31), "min_tiles must be in [0, 2147483647]"),
+    ("split", lambda: WorkSplit(gang=1.5), "gang must be an integer, got float"),  # type: ignore[arg-type]
     ("out", lambda: bf16(130, 8, 576), "out must be [130, 8, 512], got [130, 8, 576]"),
     ("lse", lambda: bf16(130, 8), "lse must be float32, got bfloat16"),
 ]
@@ -87,6 +122,21 @@ def test_bad_arguments_are_refused_by_name_before_any_launch(
 ) -> None:
     with pytest.raises((ValueError, TypeError), match=re.escape(message)):
         verify(**{name: make()})
+
+
+@pytest.mark.parametrize(
+    ("most", "message"),
+    [
+        (65.5, "max_nodes must be an integer, got float"),
+        (0, "max_nodes must be in [1, 512], got 0"),
+        (513, "max_nodes must be in [1, 512], got 513"),
+        (64, "have between 64 and 128 rows, q has 130"),
+        (131, "have between 131 and 262 rows, q has 130"),
+    ],
+)
+def test_sizes_of_requests_that_cannot_be(most: Any, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
+        verify(q_indptr=int32(3), max_nodes=most)
 
 
 def test_results_of_a_traced_call() -> None:
@@ -111,3 +161,143 @@ def test_the_schema_says_what_is_written() -> None:
     schema = torch.ops.longleaf.verify_mla.default._schema
     written = {a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write}
     assert written == {"out", "lse", "workspace"}
+
+
+@pytest.mark.usefixtures("real")
+def test_importing_the_package_registers_the_operator() -> None:
+    """In a process of its own: the tests import the module itself."""
+    code = (
+        "import torch, longleaf_kernels as k; "
+        "print(hasattr(torch.ops.longleaf, 'verify_mla'), k.verify_mla.__name__, "
+        "k.verify_workspace.__name__, k.WorkSplit.__name__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == ["True", "verify_mla", "verify_workspace", "WorkSplit"]
+
+
+def operands(**changed: object) -> list[Any]:
+    """What `torch.ops.longleaf.verify_mla` takes, in order, on the CPU."""
+    arguments: dict[str, Any] = {
+        "q": bf16(18, 8, 576),
+        "kv_pool": bf16(100, 576),
+        "kv_indptr": int32(3),
+        "kv_indices": int64(40),
+        "tree_kv": bf16(18, 576),
+        "visible": int64(18, 1),
+        "q_indptr": None,
+        "page_indptr": None,
+        "out": bf16(18, 8, 512),
+        "lse": None,
+        "workspace": torch.empty(1 << 24, dtype=torch.uint8),
+        "nodes": 9,
+        "scale": 0.1,
+        "kv_scale": 1.0,
+        "row_groups": 0,
+        "gang": 0,
+        "min_tiles": 0,
+    }
+    return list((arguments | changed).values())
+
+
+@pytest.mark.usefixtures("real")
+@pytest.mark.parametrize(
+    ("name", "make", "message"),
+    [
+        ("q", lambda: bf16(18 * 8 * 576 + 1)[1:].view(18, 8, 576), "q must start on 16 bytes"),
+        ("kv_pool", lambda: bf16(57601)[1:].view(100, 576), "kv_pool must start on 16 bytes"),
+        ("out", lambda: bf16(18 * 4096 + 1)[1:].view(18, 8, 512), "out must start on 16 bytes"),
+        ("visible", lambda: int32(18, 1), "visible must be int64, got int32"),
+        ("tree_kv", lambda: bf16(17, 576), "tree_kv must be [18, 576], got [17, 576]"),
+        ("kv_indices", lambda: int64(40).short(), "kv_indices must be int32 or int64, got int16"),
+        ("nodes", lambda: 8, "max_nodes is 8, q has 9 rows a request"),
+        ("gang", lambda: -3, "gang must be in [0, 2147483647], got -3"),
+        ("scale", lambda: -1.0, "scale must be positive and finite in float32, got -1.0"),
+        ("kv_scale", lambda: 0.5, "kv_scale must be 1.0 for a bfloat16 pool, got 0.5"),
+    ],
+)
+def test_the_operator_itself_refuses_them_too(
+    name: str, make: Any, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longleaf_kernels.verify.check_cuda", lambda _, tensor: tensor.device)
+    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
+        torch.ops.longleaf.verify_mla(*operands(**{name: make()}))
+
+
+@pytest.mark.usefixtures("real")
+def test_outputs_that_overlap_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longleaf_kernels.verify.check_cuda", lambda _, tensor: tensor.device)
+    q, workspace = bf16(18, 8, 576), torch.empty(1 << 24, dtype=torch.uint8)
+    inside = q.view(-1)[: 18 * 8 * 512].view(18, 8, 512)
+    with pytest.raises(ValueError, match="out must not overlap q in memory"):
+        torch.ops.longleaf.verify_mla(*operands(q=q, out=inside))
+    lse = workspace[: 18 * 8 * 4].view(torch.float32).view(18, 8)
+    with pytest.raises(ValueError, match="workspace must not overlap lse in memory"):
+        torch.ops.longleaf.verify_mla(*operands(lse=lse, workspace=workspace))
+
+
+def lengths(**changed: object) -> None:
+    """Requests of 5 and 3 cached tokens and 2 and 4 nodes, in a pool of 100 slots."""
+    arguments: dict[str, Any] = {
+        "kv_pool": bf16(100, 576),
+        "kv_indptr": [0, 5, 8],
+        "kv_indices": list(range(92, 100)),
+        "q_indptr": [0, 2, 6],
+        "page_indptr": None,
+        "tokens": 6,
+        "max_nodes": 4,
+    }
+    arguments |= changed
+    for name in ("kv_indptr", "kv_indices", "q_indptr", "page_indptr"):
+        if arguments[name] is not None:
+            arguments[name] = torch.tensor(arguments[name], dtype=torch.int32)
+    check_lengths_on_device(**arguments)
+
+
+@pytest.mark.usefixtures("real")
+def test_lengths_that_are_read_back() -> None:
+    lengths()
+    lengths(q_indptr=None)
+    lengths(kv_pool=bf16(2, 64, 576), page_indptr=[0, 1, 2], kv_indices=[1, 0])
+    for changed, message in (
+        ({"kv_indptr": [0, 5, 4]}, "kv_indptr must start at 0 and not decrease, got [0, 5, 4]"),
+        ({"kv_indptr": [-1, 5, 8]}, "kv_indptr must start at 0 and not decrease"),
+        ({"kv_indptr": [0, 5, 9]}, "kv_indptr ends at 9, there are 8 entries of kv_indices"),
+        ({"q_indptr": [0, 2, 7]}, "q_indptr ends at 7, there are 6 rows of q"),
+        ({"q_indptr": [0, 0, 6]}, "q_indptr has a request of 6 nodes, max_nodes is 4"),
+        ({"kv_indices": [100, *range(7)]}, "kv_indices must be in [0, 99], got 100"),
+        ({"kv_indices": [*range(7), -1]}, "kv_indices must be in [0, 99], got -1"),
+        (
+            {"kv_pool": bf16(2, 64, 576), "page_indptr": [0, 1, 1], "kv_indices": [1, 0]},
+            "page_indptr gives request 1 0 pages for 3 tokens",
+        ),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            lengths(**changed)
+
+
+@pytest.mark.usefixtures("real")
+def test_the_structure_is_the_headers(tmp_path: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    names = [name for name, *_ in _Arguments._fields_]
+    offsets = "".join(f'printf("%zu ", offsetof(longleaf_verify_mla_args, {n}));' for n in names)
+    source = (
+        '#include <stddef.h>\n#include <stdio.h>\n#include "verify_mla.h"\n'
+        f'int main() {{ {offsets} printf("%zu", sizeof(longleaf_verify_mla_args)); }}'
+    )
+    program = tmp_path / "layout"
+    subprocess.run(
+        ["g++", f"-I{INCLUDE}", "-x", "c++", "-", "-o", str(program)],
+        input=source,
+        text=True,
+        check=True,
+    )
+    found = subprocess.run([program], capture_output=True, text=True, check=True).stdout
+    expected = [getattr(_Arguments, name).offset for name in names]
+    assert [int(x) for x in found.split()] == [*expected, ctypes.sizeof(_Arguments)]

@@ -32,10 +32,19 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-@pytest.mark.parametrize("first", range(1, 61, 20))
-def test_random_cases_under_random_schedules(program: Path, first: int) -> None:
+def run(program: Path, *arguments: str) -> str:
     done = subprocess.run(
-        [program, str(first), "20"], capture_output=True, text=True, check=False, timeout=240
+        [program, *arguments], capture_output=True, text=True, check=False, timeout=240
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "20 cases, 0 wrong" in done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("first", range(1, 61, 4))
+def test_random_cases_under_random_schedules(program: Path, first: int) -> None:
+    assert "4 cases, 0 wrong" in run(program, str(first), "4")
+
+
+@pytest.mark.parametrize("what", ["poison", "nodes", "lengths"])
+def test_cases_that_chance_does_not_bring(program: Path, what: str) -> None:
+    assert ", 0 wrong" in run(program, what)

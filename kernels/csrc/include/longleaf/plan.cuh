@@ -22,16 +22,22 @@ struct Item {
   int nodes;
 };
 
+__device__ __forceinline__ int clamped(int x, int high) { return max(0, min(x, high)); }
+
+// Lengths come from memory that nobody checks: wrong ones are cut to what the launch was told, so that
+// all blocks still agree on one plan and stay within the tensors.
 template <int RowGroups>
 __device__ __forceinline__ Item load_item(const VerifyMlaParams& p, int request, int round) {
   constexpr int kRows = RowGroups * kRowsPerGroup;
   Item item;
   item.first_prefix = __ldg(p.kv_indptr + request);
-  item.prefix_tokens = __ldg(p.kv_indptr + request + 1) - item.first_prefix;
+  item.prefix_tokens =
+      clamped(__ldg(p.kv_indptr + request + 1) - item.first_prefix, p.max_prefix_tokens);
   item.prefix_tiles = (item.prefix_tokens + kTileTokens - 1) / kTileTokens;
   if (p.q_indptr) {
-    item.first_token = __ldg(p.q_indptr + request);
-    item.nodes = __ldg(p.q_indptr + request + 1) - item.first_token;
+    const int first = __ldg(p.q_indptr + request);
+    item.nodes = clamped(__ldg(p.q_indptr + request + 1) - first, p.nodes);
+    item.first_token = clamped(first, p.tokens - item.nodes);
   } else {
     item.first_token = request * p.nodes;
     item.nodes = p.nodes;

@@ -10,6 +10,7 @@ constexpr int kLoadBarrier = 1;  // named barrier of the load warps
 constexpr int kRowsPerLoadWarp = kTileTokens / kLoadWarps;
 constexpr int kTilesPerIndexLoad = 32 / kRowsPerLoadWarp;
 static_assert(kRowsPerLoadWarp == kRowsPerBox);
+constexpr int kNoRow = -1;  // outside every tensor
 
 // The slot or page of a prefix token: one load, and nothing computed with it, as its use is far off.
 __device__ __forceinline__ int load_index(const VerifyMlaParams& p, int first_entry, int token) {
@@ -23,11 +24,11 @@ __device__ __forceinline__ bool queries_come_first(const VerifyMlaParams& p) {
   return p.batch == 1 && p.rounds == 1 && !p.q_indptr;
 }
 
-// This warp's share of rows of a tensor map into a slot: consecutive rows from `first` on. Those past
-// the request's are another's or zeros, and unused.
+// This warp's share of the queries of a slot: consecutive rows from `first` on. Those past the request's
+// are another's or zeros, and their results unused.
 template <class L>
-__device__ __forceinline__ void load_rows(const TensorMap& map, int first, uint32_t shared, int slot,
-                                          int warp) {
+__device__ __forceinline__ void load_queries(const TensorMap& map, int first, uint32_t shared, int slot,
+                                             int warp) {
   const uint32_t full = shared + L::kFull + 8 * slot;
   if (ptx::elect_one()) {
     if (warp < L::kSlotGroups) {
@@ -41,13 +42,34 @@ __device__ __forceinline__ void load_rows(const TensorMap& map, int first, uint3
   __syncwarp();
 }
 
+// This warp's share of a tile of the tree: `count` rows from `first` on, then zeros, which the copy engine
+// gives for rows outside its tensor. Another request's rows would not do: their probabilities are zero,
+// but zero times NaN is NaN.
+template <class L>
+__device__ __forceinline__ void load_tree_rows(const TensorMap& map, int first, int count,
+                                               uint32_t shared, int slot, int warp) {
+  const uint32_t full = shared + L::kFull + 8 * slot;
+  if (ptx::elect_one()) {
+    if (warp < L::kSlotGroups) {
+      ptx::mbar_arrive_expect(full, kRowsPerLoadWarp * kBf16RowBytes);
+      const uint32_t to = shared + L::kRing + slot * L::kSlotBytes;
+#pragma unroll 1
+      for (int i = warp * kRowsPerLoadWarp; i < (warp + 1) * kRowsPerLoadWarp; ++i)
+        ptx::tensor_copy(to + i * kBf16RowBytes, &map, i < count ? first + i : kNoRow, full);
+    } else {
+      ptx::mbar_arrive(full);
+    }
+  }
+  __syncwarp();
+}
+
 // The first queries, where they come before the plan. The ring is empty.
 template <int RowGroups, class Cache>
 __device__ __forceinline__ void load_first_queries(const VerifyMlaParams& p, uint32_t shared,
                                                    int member, int warp) {
   using L = Layout<RowGroups, Cache>;
   for (int i = 0; i < L::kQuerySlots; ++i)
-    load_rows<L>(p.q_rows, member * L::kRows + i * Cache::kSlotRows, shared, i, warp);
+    load_queries<L>(p.q_rows, member * L::kRows + i * Cache::kSlotRows, shared, i, warp);
 }
 
 template <int RowGroups, class Cache>
@@ -61,11 +83,6 @@ __device__ __forceinline__ void load_role(const VerifyMlaParams& p, const PlanSt
     ptx::mbar_wait(shared + L::kEmpty + 8 * ring.slot, ring.parity ^ 1);
     return shared + L::kRing + ring.slot * L::kSlotBytes;
   };
-  auto next_rows = [&](const TensorMap& map, int first) {
-    open_slot();
-    load_rows<L>(map, first, shared, ring.slot, warp);
-    ring.advance();
-  };
 
   bool queries_loaded = queries_come_first(p);
   Cursor<RowGroups> segment(p, plan, member);
@@ -73,8 +90,10 @@ __device__ __forceinline__ void load_role(const VerifyMlaParams& p, const PlanSt
     const Item& item = segment.item;
     const int prefix_end = min(segment.end_tile, item.prefix_tiles);
     // Lane i holds the slot of row i % 8 of tile i / 8 of a group of four tiles; one group ahead.
+    const int pages = (item.prefix_tokens + (1 << p.page_log2) - 1) >> p.page_log2;
     const int first_entry =
-        p.page_log2 == 0 ? item.first_prefix : __ldg(p.page_indptr + segment.request);
+        clamped(p.page_log2 == 0 ? item.first_prefix : __ldg(p.page_indptr + segment.request),
+                p.entries - pages);
     const int lane_token = (lane / kRowsPerLoadWarp) * kTileTokens + row + lane % kRowsPerLoadWarp;
     auto token_of = [&](int tile) {
       return min(tile * kTileTokens + lane_token, item.prefix_tokens - 1);
@@ -89,7 +108,11 @@ __device__ __forceinline__ void load_role(const VerifyMlaParams& p, const PlanSt
       if (queries_loaded) {
         ring.advance();
       } else {
-        next_rows(p.q_rows, item.first_token * p.heads + segment.first_row() + i * Cache::kSlotRows);
+        open_slot();
+        load_queries<L>(p.q_rows,
+                        item.first_token * p.heads + segment.first_row() + i * Cache::kSlotRows,
+                        shared, ring.slot, warp);
+        ring.advance();
       }
     }
     queries_loaded = false;
@@ -124,8 +147,13 @@ __device__ __forceinline__ void load_role(const VerifyMlaParams& p, const PlanSt
       __syncwarp();
       ring.advance();
     }
-    for (; tile < segment.end_tile; ++tile)
-      next_rows(p.tree_rows, item.first_token + (tile - item.prefix_tiles) * Cache::kSlotRows);
+    for (; tile < segment.end_tile; ++tile) {
+      const int node = (tile - item.prefix_tiles) * Cache::kSlotRows;
+      open_slot();
+      load_tree_rows<L>(p.tree_rows, item.first_token + node, item.nodes - node, shared, ring.slot,
+                        warp);
+      ring.advance();
+    }
   }
   // A block without work must not end before what it asked for has come.
   for (int i = 0; queries_loaded && i < L::kQuerySlots; ++i) ptx::mbar_wait(shared + L::kFull + 8 * i, 0);

@@ -10,7 +10,7 @@ namespace longleaf {
 
 constexpr int kTileTokens = 16;   // tokens of one step of the pipeline
 constexpr int kRowsPerGroup = 8;  // rows (node x head) of one mma column group
-constexpr int kRowsPerBox = 8;    // consecutive rows that one copy brings
+constexpr int kRowsPerBox = 8;    // consecutive rows of q that one copy brings
 constexpr int kMaxRowGroups = 5;  // row groups of the largest row tile: 40 rows
 
 // Tokens of a tile of the step's own rows: a slot of an e4m3 cache's ring holds eight bf16 rows.
@@ -27,8 +27,8 @@ struct alignas(128) TensorMap {
 
 struct VerifyMlaParams {
   TensorMap q_rows;     // of q: boxes of kRowsPerBox rows
-  TensorMap tree_rows;  // of tree_kv: likewise
-  TensorMap pool_rows;  // of a bf16 kv_pool: boxes of one row
+  TensorMap tree_rows;  // of tree_kv: boxes of one row
+  TensorMap pool_rows;  // of a bf16 kv_pool: likewise
   const void* kv_pool;       // e4m3 [slots, 576]; pages of 64 are 64 slots
   const int32_t* kv_indptr;  // [batch + 1], counts prefix tokens
   const void* kv_indices;    // slots, or pages
@@ -44,6 +44,9 @@ struct VerifyMlaParams {
   uint4* partials;     // [blocks, 2, row groups * kUnitsPerGroup]
 
   int batch;
+  int tokens;  // rows of q, tree_kv and out
+  int entries;            // of kv_indices
+  int max_prefix_tokens;  // that so many entries can name
   int nodes;  // tokens of every request, or the largest number of them
   int heads;
   int visible_words;

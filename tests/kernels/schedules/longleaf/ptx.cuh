@@ -29,13 +29,18 @@ inline void bulk_copy(uint32_t to, const void* from, int bytes, uint32_t bar) {
 }
 struct Rows {  // what the emulation keeps in a TensorMap
   const uint8_t* base;
-  int box;
+  int box, count;
 };
 inline void tensor_copy(uint32_t to, const void* map, int row, uint32_t bar) {
   constexpr int kRowBytes = 1152;
   const Rows& rows = *static_cast<const Rows*>(map);
-  emulator::copy_swizzled_later(to, rows.base + static_cast<size_t>(row) * kRowBytes,
-                                rows.box * kRowBytes, bar);
+  alignas(16) static const uint8_t zeros[kRowBytes] = {};  // what rows outside the tensor give
+  for (int i = 0; i < rows.box; ++i) {
+    const bool inside = row + i >= 0 && row + i < rows.count;
+    emulator::copy_swizzled_later(
+        to + i * kRowBytes, inside ? rows.base + static_cast<size_t>(row + i) * kRowBytes : zeros,
+        kRowBytes, bar);
+  }
 }
 inline void prefetch_tensor_map(const void*) {}
 inline int recompute(int x) { return x; }
