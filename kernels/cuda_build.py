@@ -7,6 +7,7 @@ LONGLEAF_NVCC_FLAGS (appended to every compile command), NVCC_CCBIN (the host co
 """
 
 import argparse
+import fcntl
 import hashlib
 import os
 import re
@@ -14,9 +15,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -24,7 +26,11 @@ LIBRARY = Path("longleaf_kernels/lib/liblongleaf_kernels.so")
 DEFAULT_ARCHS = "90a;120a"
 OLDEST_CUDA = (12, 8)
 """The first toolkit that knows sm_120a."""
-WHEELS = "nvidia-cuda-nvcc nvidia-cuda-crt nvidia-nvvm nvidia-cuda-runtime nvidia-cuda-cccl"
+WHEELS = (
+    "nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88 "
+    "nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85"
+)
+"""The release that resources.json is of, as in requirements-cuda.txt."""
 
 
 class BuildError(RuntimeError):
@@ -33,10 +39,11 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True)
 class Toolkit:
-    """A CUDA compiler. nvcc: its path; version: (major, minor)."""
+    """A CUDA compiler. nvcc: its path; version: (major, minor); release: all it says of itself."""
 
     nvcc: Path
     version: tuple[int, int]
+    release: str = field(default="", compare=False)
 
     @property
     def library_flags(self) -> list[str]:
@@ -51,7 +58,10 @@ class Toolkit:
 def find_toolkit(environ: Mapping[str, str]) -> Toolkit:
     """Return the toolkit of CUDA_HOME, PATH, /usr/local/cuda or the PyPI wheels, in that order."""
     nvcc = _find_nvcc(environ)
-    done = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise BuildError(f"cannot run {nvcc}: {error.strerror}") from error
     found = re.search(r"release (\d+)\.(\d+)", done.stdout)
     if done.returncode or found is None:
         raise BuildError(f"{nvcc} --version failed: {(done.stderr or done.stdout).strip()}")
@@ -61,7 +71,8 @@ def find_toolkit(environ: Mapping[str, str]) -> Toolkit:
             f"longleaf_kernels needs CUDA {OLDEST_CUDA[0]}.{OLDEST_CUDA[1]} or newer, "
             f"{nvcc} is {version[0]}.{version[1]}"
         )
-    return Toolkit(nvcc, version)
+    exact = re.search(r"\bV(\d[\d.]*)", done.stdout)
+    return Toolkit(nvcc, version, exact[1] if exact else f"{version[0]}.{version[1]}")
 
 
 def _find_nvcc(environ: Mapping[str, str]) -> Path:
@@ -90,13 +101,15 @@ def parse_archs(text: str) -> list[str]:
     """Return the targets in `text`, such as "90a;120a", ascending and each once."""
     archs = {arch.removeprefix("sm_") for arch in re.split(r"[;, ]+", text.strip()) if arch}
     for arch in archs:
-        if not re.fullmatch(r"\d{2,3}[af]?", arch) or int(arch.rstrip("af")) < 90:
+        # The suffix: registers change hands between warps, which plain targets do not have.
+        if not re.fullmatch(r"[0-9]{2,3}[af]", arch) or int(arch[:-1]) < 90:
             raise BuildError(
-                f"LONGLEAF_CUDA_ARCHS takes targets from 90 on such as 90a;120a, got {arch!r}"
+                "LONGLEAF_CUDA_ARCHS takes targets from 90 on with their suffix a or f, such as "
+                f"90a;120a, got {arch!r}"
             )
     if not archs:
         raise BuildError("LONGLEAF_CUDA_ARCHS names no target; leave it unset for 90a;120a")
-    return sorted(archs, key=lambda arch: (int(arch.rstrip("af")), arch))
+    return sorted(archs, key=lambda arch: (int(arch[:-1]), arch))
 
 
 def sources(root: Path = ROOT) -> list[Path]:
@@ -123,6 +136,7 @@ class Unit:
 
     source: Path
     directory: Path
+    compiler: str = ""  # its release
 
     @property
     def object(self) -> Path:
@@ -150,7 +164,7 @@ class Unit:
         stamp.write_text(self._key(command))
 
     def _key(self, command: Sequence[str]) -> str:
-        digest = hashlib.sha256(shlex.join(command).encode())
+        digest = hashlib.sha256(f"{self.compiler} {shlex.join(command)}".encode())
         for path in self._dependencies():
             digest.update(path.read_bytes() if path.exists() else b"gone")
         return digest.hexdigest()
@@ -165,30 +179,102 @@ class Unit:
         return sorted(path for path in paths if path.is_relative_to(ROOT))
 
 
+@dataclass(frozen=True)
+class Spill:
+    """A kernel that the compiler could not keep in registers. size: bytes stored and loaded."""
+
+    target: str
+    kernel: str
+    size: int
+
+
+def parse_spills(log: str) -> Iterator[Spill]:
+    """Yield what spills, from what `ptxas -v` printed; names stay mangled."""
+    name = ("", "")
+    for line in log.splitlines():
+        if entry := re.search(r"Compiling entry function '(\w+)' for '(sm_\w+)'", line):
+            name = entry[2], entry[1]
+        found = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", line)
+        if found and (size := int(found[1]) + int(found[2])):
+            yield Spill(*name, size)
+
+
+def spill_warning(units: Sequence["Unit"], toolkit: Toolkit) -> str | None:
+    """Return what to tell the user of kernels that spill, None if none does."""
+    spills = [spill for unit in units for spill in parse_spills(unit.log.read_text())]
+    if not spills:
+        return None
+    names = [spill.kernel for spill in spills]
+    filt = shutil.which("c++filt")
+    if filt is not None:
+        done = subprocess.run([filt, *names], capture_output=True, text=True, check=False)
+        names = done.stdout.splitlines() if done.returncode == 0 else names
+    lines = [
+        f"  {spill.target} {name.split('(')[0].removeprefix('void ')}: {spill.size} bytes"
+        for spill, name in zip(spills, names, strict=True)
+    ]
+    return (
+        f"warning: nvcc {toolkit.release} spills registers, which makes these kernels slower:\n"
+        + "\n".join(lines)
+        + "\nThe release pinned in requirements-cuda.txt does not spill."
+    )
+
+
 def build(
     output: Path,
     build_dir: Path,
     environ: Mapping[str, str],
     jobs: int | None = None,
 ) -> list[Unit]:
-    """Compile every unit, link them into `output`, and return the units."""
+    """Compile every unit, link them into `output`, warn of spills, and return the units."""
+    try:
+        return _build(output, build_dir, environ, jobs)
+    except OSError as error:
+        where = error.filename or build_dir
+        raise BuildError(f"cannot build in {build_dir}: {where}: {error.strerror}") from error
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Let one build at a time use a directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _build(
+    output: Path, build_dir: Path, environ: Mapping[str, str], jobs: int | None
+) -> list[Unit]:
     toolkit = find_toolkit(environ)
     if shutil.which(environ.get("NVCC_CCBIN", "g++"), path=environ.get("PATH")) is None:
         raise BuildError("nvcc needs a host compiler: install g++ or set NVCC_CCBIN to one")
     archs = parse_archs(environ.get("LONGLEAF_CUDA_ARCHS", DEFAULT_ARCHS))
     flags = shlex.split(environ.get("LONGLEAF_NVCC_FLAGS", ""))
     command = compile_command(toolkit, archs, flags)
-    build_dir.mkdir(parents=True, exist_ok=True)
-    units = [Unit(source, build_dir) for source in sources()]
-    with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
-        list(pool.map(lambda unit: unit.compile(command), units))
+    # Other commands and compilers have directories of their own, so that they can run beside this.
+    identity = hashlib.sha256(f"{toolkit.release} {shlex.join(command)}".encode()).hexdigest()
+    directory = build_dir / identity[:12]
+    units = [Unit(source, directory, toolkit.release) for source in sources()]
     output.parent.mkdir(parents=True, exist_ok=True)
+    # Replaced at once: a process that has the old library loaded keeps it.
+    linked = output.with_name(f".{output.name}.{identity[:12]}.{os.getpid()}")
     link = [str(toolkit.nvcc), "-shared", "-cudart=static", *toolkit.library_flags]
     link += [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
-    link += ["-Xlinker=--exclude-libs,ALL", "-o", str(output), *(str(u.object) for u in units)]
-    done = subprocess.run(link, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if done.returncode:
-        raise BuildError(f"linking {output.name} failed:\n{done.stdout}")
+    link += ["-Xlinker=--exclude-libs,ALL", "-o", str(linked), *(str(u.object) for u in units)]
+    with _locked(directory):
+        with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
+            list(pool.map(lambda unit: unit.compile(command), units))
+        try:
+            done = subprocess.run(link, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            if done.returncode:
+                raise BuildError(f"linking {output.name} failed:\n{done.stdout}")
+            os.replace(linked, output)
+        finally:
+            linked.unlink(missing_ok=True)
+        warning = spill_warning(units, toolkit)
+    if warning:
+        print(warning, file=sys.stderr)
     return units
 
 

@@ -3,10 +3,12 @@ a script stands for nvcc where one must run."""
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -97,14 +99,13 @@ def test_an_old_toolkit_is_refused(tmp_path: Path) -> None:
         ("90a;120a", ["90a", "120a"]),
         ("sm_120a, 90a 90a", ["90a", "120a"]),
         ("120f", ["120f"]),
-        ("100", ["100"]),
     ],
 )
 def test_targets(text: str, archs: list[str]) -> None:
     assert parse_archs(text) == archs
 
 
-@pytest.mark.parametrize("text", ["89", "sm90", "90b", "compute_90a", ";"])
+@pytest.mark.parametrize("text", ["89a", "sm90", "90b", "100", "120", "９０a", "compute_90a", ";"])
 def test_targets_that_are_none(text: str) -> None:
     with pytest.raises(BuildError, match="LONGLEAF_CUDA_ARCHS"):
         parse_archs(text)
@@ -163,3 +164,86 @@ def test_a_unit_is_compiled_again_only_when_what_it_reads_changes(
     with pytest.raises(BuildError, match=r"nvcc failed on unit.cpp:\n[^$]*value.h"):
         unit.compile(command)
     assert not unit.object.with_suffix(".key").exists()
+
+
+STAND_IN = """\
+#!/bin/sh
+if [ "$1" = --version ]; then echo "release 13.5, V{release}"; exit 0; fi
+while [ $# -gt 0 ]; do
+  case "$1" in -o) output="$2" ;; -MF) depends="$2" ;; esac
+  last="$1"; shift
+done
+echo "$last" > "$output"
+if [ -n "$depends" ]; then
+  echo "$output: $last" > "$depends"
+  echo "ptxas info    : Compiling entry function '_Z4walkIfEvi' for 'sm_120a'"
+  echo "    8 bytes stack frame, {stored} bytes spill stores, {stored} bytes spill loads"
+fi
+"""
+
+
+def stand_in(root: Path, release: str = "13.5.37", stored: int = 0) -> Mapping[str, str]:
+    """A toolkit whose nvcc writes files of the right names; the environment that chooses it."""
+    nvcc = root / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True, exist_ok=True)
+    nvcc.write_text(STAND_IN.format(release=release, stored=stored))
+    nvcc.chmod(0o755)
+    return {"CUDA_HOME": str(root), "PATH": "/usr/bin:/bin", "NVCC_CCBIN": "sh"}
+
+
+def test_a_build_warns_of_every_spill_and_names_the_compiler(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "lib" / "kernels.so"
+    cuda_build.build(output, tmp_path / "build", stand_in(tmp_path / "good"))
+    assert capsys.readouterr().err == ""
+    assert [path.name for path in output.parent.iterdir()] == ["kernels.so"]
+    spilling = stand_in(tmp_path / "spilling", stored=90)
+    for _ in range(2):  # a build that compiles nothing warns too
+        units = cuda_build.build(output, tmp_path / "build", spilling)
+        warning = capsys.readouterr().err
+        assert "nvcc 13.5.37 spills registers" in warning
+        assert warning.count("sm_120a") == len(units)
+        assert re.search(r"sm_120a (walk<float>|_Z4walkIfEvi): 180 bytes\n", warning)
+        assert "requirements-cuda.txt" in warning
+
+
+def test_builds_that_differ_do_not_share_files(tmp_path: Path) -> None:
+    output, directory = tmp_path / "kernels.so", tmp_path / "build"
+    environ = stand_in(tmp_path / "home")
+    first = cuda_build.build(output, directory, environ)
+    flags = cuda_build.build(output, directory, {**environ, "LONGLEAF_NVCC_FLAGS": "-G"})
+    newer = cuda_build.build(output, directory, stand_in(tmp_path / "home", "13.5.38"))
+    again = cuda_build.build(output, directory, stand_in(tmp_path / "home"))
+    assert len({units[0].directory for units in (first, flags, newer, again)}) == 3
+    assert first == again
+
+
+def test_builds_at_once_leave_a_whole_library(tmp_path: Path) -> None:
+    output, environ = tmp_path / "kernels.so", stand_in(tmp_path / "home")
+    with ThreadPoolExecutor(4) as pool:
+        built = [
+            pool.submit(cuda_build.build, output, tmp_path / "build", environ) for _ in range(4)
+        ]
+        for future in built:
+            future.result()
+    assert output.read_text().strip().endswith(".o")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["build", "home", "kernels.so"]
+
+
+def test_files_that_cannot_be_used_are_named_without_a_traceback(tmp_path: Path) -> None:
+    environ = stand_in(tmp_path / "home")
+    (tmp_path / "file").touch()
+    with pytest.raises(BuildError, match=r"cannot build in .*/file/build: .*: Not a directory"):
+        cuda_build.build(tmp_path / "kernels.so", tmp_path / "file" / "build", environ)
+    with pytest.raises(BuildError, match=r"cannot build in .*/file: Not a directory|File exists"):
+        cuda_build.build(tmp_path / "file" / "kernels.so", tmp_path / "build", environ)
+    (tmp_path / "home" / "bin" / "nvcc").chmod(0o644)
+    with pytest.raises(BuildError, match=r"cannot run .*/bin/nvcc: Permission denied"):
+        cuda_build.build(tmp_path / "kernels.so", tmp_path / "build", environ)
+
+
+def test_the_message_names_the_pinned_release() -> None:
+    pinned = (cuda_build.ROOT.parent / "requirements-cuda.txt").read_text()
+    for wheel in cuda_build.WHEELS.split():
+        assert f"{wheel} " in pinned
