@@ -18,7 +18,7 @@ TP ?= 2
 ENGINE_MEASURED := build/engine-h200.json
 KERNEL_BENCH = PYTHONPATH=kernels:service:. $(PYTHON) -m kernel_bench
 
-.PHONY: help serve observe dashboards test test-chart test-cluster lint format lock bench-commit bench-gateway test-clients clean kernels test-torch check-kernels \
+.PHONY: help serve observe dashboards test test-chart test-cluster test-image lint format lock bench-commit bench-gateway test-clients clean kernels test-torch check-kernels \
 	gpu-payload test-gpu bench-engine plot predict-engine check-tp \
 	bench-budget test-engine bench-kernels plot-kernels predict-kernels sanitize-kernels
 
@@ -60,7 +60,10 @@ test-engine: $(ENGINE_VENV)/.ready ## Run the plugin's tests on the CPU, in the 
 	$(ENGINE_VENV)/bin/python -m pytest tests/engine $(PYTEST_ARGS)
 
 test-chart: $(VENV)/.dev ## Run the chart's tests with Helm 3 and 4 and schemas of Kubernetes 1.30 to 1.35; needs npm
-	LONGLEAF_CHART_TOOLS="$$(tests/charts/tools.sh)" $(BIN)/python -m pytest tests/charts $(PYTEST_ARGS)
+	LONGLEAF_CHART_TOOLS="$$(tests/charts/tools.sh)" $(BIN)/python -m pytest tests/charts tests/image $(PYTEST_ARGS)
+
+test-image: $(VENV)/.dev ## Build the gateway's image with buildah and chat with it as its own user; needs root
+	LONGLEAF_GATEWAY_IMAGE="$$(tests/image/build.sh)" $(BIN)/python -m pytest tests/image $(PYTEST_ARGS)
 
 test-cluster: $(VENV)/.dev ## Run the chart on a real control plane, built once from Debian's source package; needs root
 	tests/cluster/run.sh $(PYTEST_ARGS)

@@ -1,8 +1,10 @@
 """What the objects say, shape by shape."""
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,17 @@ from longleaf.gateway.config import GatewayConfig
 from longleaf.probes.preflight.command import preflight_command
 from longleaf.probes.preflight.report import all_checks
 from longleaf.probes.preflight.trials import Trials
-from tests.charts.rendering import SHAPES, Object, Rendered, Tools, container, environment
+from tests.charts.rendering import (
+    SHAPES,
+    Object,
+    Rendered,
+    Tools,
+    container,
+    environment,
+    load_yaml,
+)
+
+ROOT = Path(__file__).parents[2]
 
 
 def _gateway_config(rendered: Rendered) -> GatewayConfig:
@@ -313,6 +325,18 @@ def test_monitors_select_what_there_is(full: Rendered) -> None:
     ports = {port["name"] for one in full.engine["containers"] for port in one["ports"]}
     scraped = {one["port"] for one in full.of("PodMonitor")["spec"]["podMetricsEndpoints"]}
     assert scraped == ports == {"http", "gpu-metrics"}
+
+
+def test_rules_and_dashboards_are_those_of_ops(full: Rendered) -> None:
+    files = sorted((ROOT / "ops" / "prometheus").glob("*.yml"))
+    groups = [group for path in files for group in load_yaml(path)["groups"]]
+    assert full.of("PrometheusRule")["spec"]["groups"] == groups
+    boards = full.of("ConfigMap", "chat-longleaf-dashboards")
+    assert boards["metadata"]["labels"]["grafana_dashboard"] == "1"
+    paths = sorted((ROOT / "ops" / "dashboards" / "json").glob("*.json"))
+    assert len(paths) >= 3
+    found = {name: json.loads(text) for name, text in boards["data"].items()}
+    assert found == {path.name: json.loads(path.read_text()) for path in paths}
 
 
 def test_long_names_stay_valid(tools: Tools) -> None:
