@@ -8,6 +8,7 @@ import click
 from longleaf import __version__
 
 COMMANDS: Mapping[str, str] = {
+    "cluster": "longleaf.cluster.command:cluster_command",
     "embedded": "longleaf.embedded.command:embedded_command",
     "engine": "longleaf.engine.launch:engine_command",
     "exporter": "longleaf.exporters.command:exporter_command",
