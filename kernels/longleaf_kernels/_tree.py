@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from longleaf_kernels._checks import check_range, check_tensor
+from longleaf_kernels._checks import check_integer, check_range, check_tensor
 from longleaf_kernels._library import KernelError, Library
 
 MAX_BATCH = 256
@@ -108,7 +108,7 @@ def launch_build_tree(
     seed_chain: bool = True,
 ) -> tuple[DraftTrees | None, Marginals]:
     """Check, allocate and launch on a given library; without root tokens, marginals alone."""
-    _check_build(logits, root_tokens, prefix_lens, workspace, budget)
+    check_build(logits, root_tokens, prefix_lens, workspace, budget)
     batch, depth, vocabulary = logits.shape
     width = marginal_width(vocabulary, budget)
     needed = workspace_bytes(loaded, batch, depth, vocabulary, width)
@@ -155,7 +155,7 @@ def launch_expand_tree(
     seed_chain: bool = True,
 ) -> DraftTrees:
     """Check, allocate and launch on a given library."""
-    _check_expand(tokens, log_probs, root_tokens, prefix_lens, budget)
+    check_expand(tokens, log_probs, root_tokens, prefix_lens, budget)
     trees = empty_trees(tokens, budget)
     batch, depth, width = tokens.shape
     args = _ExpandTreeArgs(
@@ -198,6 +198,7 @@ def check_sizes(batch: int, depth: int, vocabulary: int, budget: int) -> None:
     check_range("batch", batch, 0, MAX_BATCH)
     check_range("depth", depth, 1, MAX_DEPTH)
     check_range("vocabulary", vocabulary, 1, MAX_VOCABULARY)
+    check_integer("budget", budget)
     check_range("budget", budget, 0, MAX_BUDGET)
 
 
@@ -210,13 +211,14 @@ def _check_requests(
         check_tensor("prefix_lens", prefix_lens, torch.int64, [batch], device)
 
 
-def _check_build(
+def check_build(
     logits: Tensor,
     root_tokens: Tensor | None,
     prefix_lens: Tensor | None,
-    workspace: Tensor,
+    workspace: Tensor | None,
     budget: int,
 ) -> None:
+    """Raise unless `build_tree` takes these; a workspace of None is yet to be made."""
     device = logits.device
     check_tensor(
         "logits", logits, LOGIT_TYPES, ["batch", "depth", "vocabulary"], device, contiguous=False
@@ -224,16 +226,18 @@ def _check_build(
     batch, depth, vocabulary = logits.shape
     check_sizes(batch, depth, vocabulary, budget)
     _check_requests(batch, device, root_tokens, prefix_lens)
-    check_tensor("workspace", workspace, torch.uint8, ["bytes"], device)
+    if workspace is not None:
+        check_tensor("workspace", workspace, torch.uint8, ["bytes"], device)
 
 
-def _check_expand(
+def check_expand(
     tokens: Tensor,
     log_probs: Tensor,
     root_tokens: Tensor,
     prefix_lens: Tensor | None,
     budget: int,
 ) -> None:
+    """Raise unless `expand_tree` takes these."""
     device = tokens.device
     check_tensor("tokens", tokens, torch.int64, ["batch", "depth", "k"], device)
     batch, depth, width = tokens.shape

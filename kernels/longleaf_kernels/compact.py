@@ -11,7 +11,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from longleaf_kernels._checks import check_cuda, check_range, check_tensor
+from longleaf_kernels._checks import (
+    check_aligned,
+    check_cuda,
+    check_no_grad,
+    check_range,
+    check_tensor,
+)
 from longleaf_kernels._launch import launching
 from longleaf_kernels._library import Library
 
@@ -56,10 +62,11 @@ class CompactPlan:
 
     def __init__(self, pools: Sequence[Tensor]) -> None:
         """pools: as `compact_kv` takes them."""
-        check_range("the number of pools", len(pools), 1, MAX_POOLS)
+        self._row_bytes, self._row_stride = _check_pools(pools)
+        for i, pool in enumerate(pools):
+            check_aligned(f"pools[{i}]", pool, ROW_ALIGNMENT)
         self._pools = tuple(pools)
         self._device = pools[0].device
-        self._row_bytes, self._row_stride = _check_pools(pools, self._device)
         self._pointers = (ctypes.c_void_p * len(pools))(*(pool.data_ptr() for pool in pools))
 
     def __call__(self, slots: Tensor, path: Tensor, path_len: Tensor) -> None:
@@ -71,11 +78,8 @@ class CompactPlan:
         self, loaded: Library, stream: int, slots: Tensor, path: Tensor, path_len: Tensor
     ) -> None:
         """Check the step's tensors and launch on a given library."""
-        check_tensor("slots", slots, SLOT_TYPES, ["batch", "n"], self._device)
+        _check_paths(slots, path, path_len, self._device)
         batch, nodes = slots.shape
-        check_tensor("path", path, torch.int32, [batch, "max_path"], self._device)
-        check_range("max_path", path.shape[1], 1, nodes)
-        check_tensor("path_len", path_len, torch.int32, [batch], self._device)
         args = _CompactArgs(
             pools=self._pointers,
             pool_count=len(self._pools),
@@ -107,9 +111,20 @@ def launch_compact_kv(
     CompactPlan(pools).launch(loaded, stream, slots, path, path_len)
 
 
-def _check_pools(pools: Sequence[Tensor], device: torch.device) -> tuple[int, int]:
-    """Return the bytes of a row, and from slot to slot."""
+def _check_paths(slots: Tensor, path: Tensor, path_len: Tensor, device: torch.device) -> None:
+    check_tensor("slots", slots, SLOT_TYPES, ["batch", "n"], device)
+    batch, nodes = slots.shape
+    check_tensor("path", path, torch.int32, [batch, "max_path"], device)
+    check_range("max_path", path.shape[1], 1, nodes)
+    check_tensor("path_len", path_len, torch.int32, [batch], device)
+
+
+def _check_pools(pools: Sequence[Tensor]) -> tuple[int, int]:
+    """Check all but addresses; return the bytes of a row, and from slot to slot."""
+    check_range("the number of pools", len(pools), 1, MAX_POOLS)
+    check_no_grad(**{f"pools[{i}]": pool for i, pool in enumerate(pools)})
     first = pools[0]
+    device = first.device
     if first.dim() not in (2, 3):
         raise ValueError(
             f"pools must be [slots, width] or [pages, page_size, width], got {list(first.shape)}"
@@ -122,8 +137,6 @@ def _check_pools(pools: Sequence[Tensor], device: torch.device) -> tuple[int, in
                 f"{name} must have the strides of pools[0], {list(first.stride())}, "
                 f"got {list(pool.stride())}"
             )
-        if pool.data_ptr() % ROW_ALIGNMENT:
-            raise ValueError(f"{name} must start on {ROW_ALIGNMENT} bytes")
     if first.dim() == 3 and first.stride(0) != first.shape[1] * first.stride(1):
         raise ValueError(f"pages must follow each other, got strides {list(first.stride())}")
     row_bytes = first.shape[-1] * first.element_size()
@@ -144,4 +157,5 @@ def _compact_kv(pools: list[Tensor], slots: Tensor, path: Tensor, path_len: Tens
 
 @_compact_kv.register_fake
 def _(pools: list[Tensor], slots: Tensor, path: Tensor, path_len: Tensor) -> None:
-    return None
+    _check_pools(pools)
+    _check_paths(slots, path, path_len, pools[0].device)

@@ -9,12 +9,15 @@ log-probabilities differ from it by rounding (float32 exponentials, about 1e-6).
 import torch
 from torch import Tensor
 
-from longleaf_kernels._checks import check_cuda
+from longleaf_kernels._checks import check_cuda, check_integer, check_no_grad, check_range
 from longleaf_kernels._launch import launching
 from longleaf_kernels._library import library
 from longleaf_kernels._tree import (
+    MAX_BUDGET,
     DraftTrees,
     Marginals,
+    check_build,
+    check_expand,
     check_sizes,
     empty_marginals,
     empty_trees,
@@ -41,7 +44,10 @@ def build_tree(
     None. budget at most 127, depth 15, batch 256, vocabulary 524,288.
     workspace: from `build_tree_workspace`, to reuse between calls and in graphs; made if None.
     """
+    check_no_grad(logits=logits)
     if workspace is None:
+        check_cuda("logits", logits)
+        check_build(logits, root_tokens, prefix_lens, None, budget)
         batch, depth, vocabulary = logits.shape
         workspace = build_tree_workspace(batch, depth, vocabulary, budget, logits.device)
     out = torch.ops.longleaf.build_tree(
@@ -55,6 +61,8 @@ def build_tree_workspace(
 ) -> Tensor:
     """Return a workspace, uint8, for `build_tree` of that size or smaller, one launch at a time."""
     check_sizes(batch, depth, vocabulary, budget)
+    if torch.device(device).type == "cuda":
+        torch.cuda.current_device()  # says it first if there is no GPU
     width = marginal_width(vocabulary, budget)
     size = workspace_bytes(library(), batch, depth, vocabulary, width)
     return torch.zeros(size, dtype=torch.uint8, device=device)
@@ -62,7 +70,12 @@ def build_tree_workspace(
 
 def top_k_marginals(logits: Tensor, k: int, workspace: Tensor | None = None) -> Marginals:
     """Return the marginals that `build_tree` of budget k starts from; arguments as there."""
+    check_no_grad(logits=logits)
+    check_integer("k", k)
+    check_range("k", k, 1, MAX_BUDGET)
     if workspace is None:
+        check_cuda("logits", logits)
+        check_build(logits, None, None, None, k)
         batch, depth, vocabulary = logits.shape
         workspace = build_tree_workspace(batch, depth, vocabulary, k, logits.device)
     return Marginals(*torch.ops.longleaf.top_k_marginals(logits, workspace, k))
@@ -81,6 +94,7 @@ def expand_tree(
     tokens: int64[batch, depth, k], distinct within a row; log_probs: float64[batch, depth, k],
     at most 0 and descending (the device does not check). Other arguments as in `build_tree`.
     """
+    check_no_grad(log_probs=log_probs)
     return DraftTrees(
         *torch.ops.longleaf.expand_tree(
             tokens, log_probs, root_tokens, prefix_lens, budget, seed_chain
@@ -114,6 +128,7 @@ def _(
     budget: int,
     seed_chain: bool,
 ) -> tuple[Tensor, ...]:
+    check_build(logits, root_tokens, prefix_lens, workspace, budget)
     width = marginal_width(logits.shape[2], budget)
     return (*empty_trees(logits, budget), *empty_marginals(logits, width))
 
@@ -127,6 +142,7 @@ def _top_k_marginals(logits: Tensor, workspace: Tensor, k: int) -> tuple[Tensor,
 
 @_top_k_marginals.register_fake
 def _(logits: Tensor, workspace: Tensor, k: int) -> tuple[Tensor, ...]:
+    check_build(logits, None, None, workspace, k)
     return empty_marginals(logits, marginal_width(logits.shape[2], k))
 
 
@@ -154,4 +170,5 @@ def _(
     budget: int,
     seed_chain: bool,
 ) -> tuple[Tensor, ...]:
+    check_expand(tokens, log_probs, root_tokens, prefix_lens, budget)
     return empty_trees(tokens, budget)

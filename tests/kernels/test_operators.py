@@ -98,6 +98,10 @@ def compact(**changed: object) -> object:
     return None
 
 
+def some_bytes() -> torch.Tensor:
+    return zeros(1 << 20, dtype=torch.uint8)
+
+
 META = torch.device("meta")
 REFUSED: list[tuple[Callable[..., object], dict[str, object], str]] = [
     (build, {"logits": zeros(2, 7, 100).half()}, "logits must be float32 or bfloat16, got float16"),
@@ -242,6 +246,58 @@ def test_shapes_of_traced_trees() -> None:
         workspace,
     )
     assert [t.shape for t in drawn] == [t.shape for t in accepted]
+
+
+@pytest.mark.usefixtures("fake_gpu")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: longleaf_kernels.build_tree(
+                zeros(2, 16, 9), integers(2), 8, workspace=some_bytes()
+            ),
+            "depth must be in [1, 15], got 16",
+        ),
+        (
+            lambda: longleaf_kernels.build_tree(
+                zeros(2, 7, 9), integers(3), 8, workspace=some_bytes()
+            ),
+            "root_tokens must be [2], got [3]",
+        ),
+        # Before a workspace is made, which would need the library.
+        (
+            lambda: longleaf_kernels.build_tree(zeros(7, 9), integers(2), 8),
+            "logits must be [batch, depth, vocabulary], got [7, 9]",
+        ),
+        (
+            lambda: longleaf_kernels.build_tree(zeros(1, 7, 9).requires_grad_(), integers(1), 8),
+            "logits requires grad",
+        ),
+        (
+            lambda: longleaf_kernels.top_k_marginals(zeros(1, 7, 9), 0),
+            "k must be in [1, 127], got 0",
+        ),
+        (
+            lambda: longleaf_kernels.expand_tree(integers(2, 7, 8), zeros(2, 7, 8), integers(2), 8),
+            "log_probs must be float64, got float32",
+        ),
+        (
+            lambda: longleaf_kernels.compact_kv(
+                [zeros(20, 9)], integers(2, 9), small(2, 8), small(2)
+            ),
+            "rows of a multiple of 16 bytes, got 36",
+        ),
+        (
+            lambda: longleaf_kernels.compact_kv(
+                [zeros(20, 8)], integers(2, 9), small(2, 10), small(2)
+            ),
+            "max_path must be in [1, 9], got 10",
+        ),
+    ],
+)
+def test_a_tracer_refuses_what_a_launch_refuses(call: Callable[[], object], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
+        call()
 
 
 class Step(torch.nn.Module):  # type: ignore[misc]  # Any where torch is not installed
