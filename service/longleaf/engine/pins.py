@@ -14,7 +14,7 @@ SGLANG_VERSION = "0.5.17"
 TORCH_RELEASE = "2.11"
 """Release line of torch that the pinned SGLang and its kernels are built for."""
 CUDA_MAJOR = 13
-KERNELS_ABI_VERSION = 2
+KERNELS_ABI_VERSION = 3
 """Version of the C interface of `longleaf_kernels`' library."""
 
 SOURCES: Mapping[str, str] = {
