@@ -1,6 +1,5 @@
 """Argument checks that run before any launch and name the argument and its limit."""
 
-import ctypes
 from collections.abc import Sequence
 
 import torch
@@ -8,6 +7,7 @@ from torch import Tensor
 
 SMALLEST_FLOAT32 = 2.0**-126
 """The smallest normal one: the kernels flush what is below."""
+GREATEST_FLOAT32 = (2.0 - 2.0**-23) * 2.0**127
 
 
 def check_tensor(
@@ -62,7 +62,7 @@ def check_scale(name: str, value: float) -> None:
     """Raise unless `value` is a positive number that float32, the kernels' type, can hold."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
-    if not SMALLEST_FLOAT32 <= ctypes.c_float(value).value < float("inf"):
+    if not SMALLEST_FLOAT32 <= value <= GREATEST_FLOAT32:  # false for NaN
         raise ValueError(f"{name} must be positive and finite in float32, got {value}")
 
 

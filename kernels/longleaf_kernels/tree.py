@@ -61,8 +61,7 @@ def build_tree_workspace(
 ) -> Tensor:
     """Return a workspace, uint8, for `build_tree` of that size or smaller, one launch at a time."""
     check_sizes(batch, depth, vocabulary, budget)
-    if torch.device(device).type == "cuda":
-        torch.cuda.current_device()  # says it first if there is no GPU
+    torch.empty(0, device=device)  # a missing GPU comes before a missing library
     width = marginal_width(vocabulary, budget)
     size = workspace_bytes(library(), batch, depth, vocabulary, width)
     return torch.zeros(size, dtype=torch.uint8, device=device)

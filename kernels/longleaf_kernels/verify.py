@@ -242,9 +242,9 @@ def _check_operands(
     paged = kv_pool.dim() == 3
     shape: list[int | str] = ["pages", PAGE_SIZES[1], ROW_DIM] if paged else ["slots", ROW_DIM]
     check_tensor("kv_pool", kv_pool, _POOL_TYPES, shape, device)
-    check_range("slots of kv_pool", kv_pool.shape[0] * PAGE_SIZES[paged], 1, MAX_INT32)
+    if kv_pool.shape[0] < 1:
+        raise ValueError("kv_pool must have at least one slot, got 0")
     check_tensor("kv_indices", kv_indices, (torch.int32, torch.int64), ["n"], device)
-    check_range("entries of kv_indices", kv_indices.shape[0], 0, MAX_INT32)
     check_tensor("tree_kv", tree_kv, torch.bfloat16, [tokens, ROW_DIM], device)
     if visible is not None:
         check_tensor("visible", visible, torch.int64, [tokens, (nodes + 63) // 64], device)
@@ -341,6 +341,9 @@ def _verify_mla(
         q, kv_pool, kv_indptr, kv_indices, tree_kv, visible, q_indptr, page_indptr, out, lse,
         workspace, nodes, scale, kv_scale, row_groups, gang, min_tiles,
     )  # fmt: skip
+    # Here alone: a traced size is to stay free of such bounds.
+    check_range("slots of kv_pool", kv_pool.numel() // ROW_DIM, 1, MAX_INT32)
+    check_range("entries of kv_indices", kv_indices.shape[0], 0, MAX_INT32)
     aligned = {"q": q, "kv_pool": kv_pool, "tree_kv": tree_kv, "out": out, "workspace": workspace}
     for name, tensor in aligned.items():
         check_aligned(name, tensor)

@@ -1,5 +1,6 @@
 """Finding and loading the compiled library."""
 
+import ctypes
 import shutil
 import subprocess
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch", reason="needs torch: make test-torch")
 
+from longleaf_kernels import _tree, accept, compact, verify
 from longleaf_kernels._library import (
     ABI_VERSION,
     PATH_VARIABLE,
@@ -17,6 +19,7 @@ from longleaf_kernels._library import (
 )
 
 pytestmark = pytest.mark.torch
+HEADERS = Path(__file__).parents[2] / "kernels" / "csrc"
 
 
 def compiled(directory: Path, source: str) -> Path:
@@ -24,7 +27,7 @@ def compiled(directory: Path, source: str) -> Path:
         pytest.skip("needs g++")
     output = directory / "library.so"
     subprocess.run(
-        ["g++", "-shared", "-fPIC", "-x", "c++", "-", "-o", str(output)],
+        ["g++", "-shared", "-fPIC", f"-I{HEADERS}", "-x", "c++", "-", "-o", str(output)],
         input=source,
         text=True,
         check=True,
@@ -105,3 +108,31 @@ def test_a_gpu_without_code_in_the_library_is_refused(
         library.check_device(capability)
     assert f"this GPU is sm_{major}{minor}" in str(refusal.value)
     assert f'LONGLEAF_CUDA_ARCHS="{major}{minor}a"' in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "structure"),
+    [
+        ("longleaf_verify_mla_args", verify._Arguments),
+        ("longleaf_tree_output", _tree._TreeOutput),
+        ("longleaf_build_tree_args", _tree._BuildTreeArgs),
+        ("longleaf_expand_tree_args", _tree._ExpandTreeArgs),
+        ("longleaf_walk", accept._Walk),
+        ("longleaf_accept_sampled_args", accept._AcceptSampledArgs),
+        ("longleaf_compact_kv_args", compact._CompactArgs),
+    ],
+)
+def test_structures_lie_as_the_headers_say(
+    tmp_path: Path, name: str, structure: type[ctypes.Structure]
+) -> None:
+    fields = [field for field, *_ in structure._fields_]
+    offsets = ", ".join(f"offsetof(struct {name}, {field})" for field in fields)
+    includes = "".join(f'#include "{header.name}"\n' for header in sorted(HEADERS.glob("*.h")))
+    library = compiled(
+        tmp_path,
+        f'#include <cstddef>\n{includes}extern "C" const size_t layout[] = {{\n'
+        f"{offsets}, sizeof(struct {name})}};",
+    )
+    layout = (ctypes.c_size_t * (len(fields) + 1)).in_dll(ctypes.CDLL(str(library)), "layout")
+    expected = [getattr(structure, field).offset for field in fields]
+    assert list(layout) == [*expected, ctypes.sizeof(structure)]

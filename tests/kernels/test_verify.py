@@ -1,13 +1,10 @@
 """verify_mla without a GPU: refused arguments, by name, and what it looks like to a tracer."""
 
-import ctypes
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,13 +16,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from longleaf_kernels.verify import (
     WorkSplit,
-    _Arguments,
     check_lengths_on_device,
     verify_mla,
 )
 
 pytestmark = pytest.mark.torch
-INCLUDE = Path(__file__).parents[2] / "kernels" / "csrc"
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +80,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("kv_pool", lambda: bf16(100, 512), "kv_pool must be [slots, 576], got [100, 512]"),
     ("kv_pool", lambda: bf16(2, 32, 576), "kv_pool must be [pages, 64, 576], got [2, 32, 576]"),
     ("kv_pool", lambda: bf16(2, 64, 576), "page_indptr goes with a pool of pages"),
-    ("kv_pool", lambda: bf16(0, 576), "slots of kv_pool must be in [1, 2147483647], got 0"),
+    ("kv_pool", lambda: bf16(0, 576), "kv_pool must have at least one slot, got 0"),
     ("kv_indptr", lambda: int64(3), "kv_indptr must be int32, got int64"),
     ("kv_indptr", lambda: int32(1), "batch must be in [1, 1024], got 0"),
     ("kv_indices", lambda: int64(40, 1), "kv_indices must be [n], got [40, 1]"),
@@ -281,23 +276,32 @@ def test_lengths_that_are_read_back() -> None:
             lengths(**changed)
 
 
+class Verify(torch.nn.Module):  # type: ignore[misc]  # Any where torch is not installed
+    """A layer's attention, as a model would call it."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        *operands, workspace = tensors
+        return verify_mla(*operands, scale=0.1, workspace=workspace, return_lse=True)
+
+
 @pytest.mark.usefixtures("real")
-def test_the_structure_is_the_headers(tmp_path: Path) -> None:
-    if shutil.which("g++") is None:
-        pytest.skip("needs g++")
-    names = [name for name, *_ in _Arguments._fields_]
-    offsets = "".join(f'printf("%zu ", offsetof(longleaf_verify_mla_args, {n}));' for n in names)
-    source = (
-        '#include <stddef.h>\n#include <stdio.h>\n#include "verify_mla.h"\n'
-        f'int main() {{ {offsets} printf("%zu", sizeof(longleaf_verify_mla_args)); }}'
+def test_it_exports_with_free_sizes_and_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("longleaf_kernels.verify.check_cuda", lambda _, tensor: tensor.device)
+    example = (
+        *(bf16(18, 8, 576), bf16(100, 576), int32(3), int64(40), bf16(18, 576), int64(18, 1)),
+        torch.empty(2000, dtype=torch.uint8),
     )
-    program = tmp_path / "layout"
-    subprocess.run(
-        ["g++", f"-I{INCLUDE}", "-x", "c++", "-", "-o", str(program)],
-        input=source,
-        text=True,
-        check=True,
-    )
-    found = subprocess.run([program], capture_output=True, text=True, check=True).stdout
-    expected = [getattr(_Arguments, name).offset for name in names]
-    assert [int(x) for x in found.split()] == [*expected, ctypes.sizeof(_Arguments)]
+    batch = torch.export.Dim("batch", min=2, max=64)
+    rows, slots, entries = {0: 9 * batch}, torch.export.Dim("slots"), torch.export.Dim("entries")
+    sizes = (rows, {0: slots}, {0: batch + 1}, {0: entries}, rows, rows, None)
+    program = torch.export.export(Verify(), example, dynamic_shapes=(sizes,))
+    calls = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    assert [call for call in calls if "longleaf" in call] == ["longleaf.verify_mla.default"]
+    found: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> object:
+        found.extend(str(node.target) for node in graph.graph.nodes)
+        return lambda *inputs: (example[0].new_empty(18, 8, 512), torch.empty(18, 8))
+
+    torch.compile(Verify(), fullgraph=True, backend=backend)(*example)
+    assert [name for name in found if "longleaf" in name] == ["longleaf.verify_mla.default"]
