@@ -25,15 +25,11 @@ def check_tensor(
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
-    allowed = [dtypes] if isinstance(dtypes, torch.dtype) else list(dtypes)
-    if tensor.dtype not in allowed:
+    if tensor.dtype != dtypes and (isinstance(dtypes, torch.dtype) or tensor.dtype not in dtypes):
+        allowed = [dtypes] if isinstance(dtypes, torch.dtype) else dtypes
         names = " or ".join(_short(dtype) for dtype in allowed)
         raise TypeError(f"{name} must be {names}, got {_short(tensor.dtype)}")
-    fits = tensor.dim() == len(shape) and all(
-        isinstance(wanted, str) or size == wanted
-        for size, wanted in zip(tensor.shape, shape, strict=True)
-    )
-    if not fits:
+    if not _fits(tensor.shape, shape):
         wanted = ", ".join(str(size) for size in shape)
         raise ValueError(f"{name} must be [{wanted}], got {list(tensor.shape)}")
     if tensor.device != device:
@@ -44,6 +40,16 @@ def check_tensor(
         raise ValueError(
             f"{name} must be contiguous in its last dimension, got strides {list(tensor.stride())}"
         )
+
+
+def _fits(sizes: Sequence[int], shape: Sequence[int | str]) -> bool:
+    if len(sizes) != len(shape):
+        return False
+    # A loop: this runs dozens of times a step, and a generator costs as much again.
+    for size, wanted in zip(sizes, shape, strict=True):
+        if not isinstance(wanted, str) and size != wanted:
+            return False
+    return True
 
 
 def check_range(name: str, value: float, low: float, high: float) -> None:

@@ -81,6 +81,9 @@ def _check_split(row_groups: int, gang: int, min_tiles: int) -> None:
         check_range(name, value, 0, high)
 
 
+CHOSEN_BY_LIBRARY = WorkSplit()
+
+
 @cache
 def _workspace_bytes(loaded: Library, device_index: int) -> int:
     """Return the bytes for the current device, which device_index names."""
@@ -160,7 +163,7 @@ def verify_mla(
     check_no_grad(q=q, kv_pool=kv_pool, tree_kv=tree_kv, out=out, lse=lse)
     batch = _check_lengths(q, kv_indptr, q_indptr, max_nodes)
     nodes = max_nodes if max_nodes is not None else q.shape[0] // batch
-    split = WorkSplit() if split is None else split
+    split = CHOSEN_BY_LIBRARY if split is None else split
     if not isinstance(split, WorkSplit):
         raise TypeError(f"split must be a WorkSplit, got {type(split).__name__}")
     for name, scalar in (("scale", scale), ("kv_scale", kv_scale)):
