@@ -79,13 +79,14 @@ class Gateway:
 async def running_gateway(
     *urls: str, ready: int = 0, tracing: Tracing | None = None, **settings: Any
 ) -> AsyncIterator[Gateway]:
-    """A gateway over real sockets, in this loop, once ``ready`` replicas are ready."""
+    """A gateway over real sockets, in this loop, once ``ready`` replicas are ready, or at once."""
     quick = {"recovery_interval": 0.02, "health_interval": 0.05, "port": 0, "metrics_port": 0}
     config = GatewayConfig(replicas=urls, **{**quick, **settings})
     server = GatewayServer(config, tracing)
     async with server.running(), aiohttp.ClientSession() as http:
         gateway = Gateway(server, http, f"http://127.0.0.1:{server.port}")
-        await gateway.until_ready(ready)
+        if ready:
+            await gateway.until_ready(ready)
         yield gateway
 
 

@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -321,12 +321,10 @@ LOCAL = 'longleaf_gateway_token_counts_total{outcome="local"}'
 
 async def test_the_gateways_own_tokenizer_counts_and_no_replica_is_asked() -> None:
     settings: dict[str, Any] = {"tokenizers": (f"tiny={TINY}",)}
-    async with (
-        FaultyReplica() as replica,
-        running_gateway(replica.url, **settings) as gateway,
-    ):
+    async with AsyncExitStack() as stack:
+        replica = await stack.enter_async_context(FaultyReplica())
         replica.prompt_tokens = 57  # what it is asked first, to compare
-        await gateway.until_ready(1)
+        gateway = await stack.enter_async_context(running_gateway(replica.url, ready=1, **settings))
         up = f'longleaf_gateway_tokenizer_up{{tokenizer="{TINY}"}}'
         await eventually(lambda: len(replica.tokenized) == 1)
         replica.tokenized.clear()

@@ -58,11 +58,13 @@ def answers(url: str) -> bool:
 
 
 def probe(url: str, *options: str) -> "subprocess.Popen[str]":
+    # A shell without job control starts what it runs in the background deaf to Ctrl-C.
     return subprocess.Popen(
         [sys.executable, "-m", "longleaf", "probe", "commit", "--url", url, *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
 
