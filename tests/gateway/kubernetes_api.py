@@ -41,6 +41,8 @@ class KubernetesApiServer:
 
     def __init__(self, token: str | None = None) -> None:
         self.token = token
+        self.listing: Any = None
+        """What a list says its items are, in place of the slices."""
         self.gone_as_status = False
         self.requests: list[dict[str, str]] = []
         """Queries, in order."""
@@ -132,7 +134,7 @@ class KubernetesApiServer:
             return web.json_response({"kind": "Status", "code": 401}, status=401)
         assert query["labelSelector"] == "kubernetes.io/service-name=engine"
         if query.get("watch") != "true":
-            items = list(self._slices.values())
+            items = list(self._slices.values()) if self.listing is None else self.listing
             metadata = {"resourceVersion": str(self._version)}
             return web.json_response({"metadata": metadata, "items": items})
         return await self._watch(request, int(query["resourceVersion"]))

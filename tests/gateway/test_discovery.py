@@ -97,6 +97,17 @@ async def test_after_410_gone_the_list_is_read_again(as_status: bool) -> None:
             await eventually(lambda: len(followed.urls) == 2)
 
 
+@pytest.mark.parametrize("items", [[None], [{"metadata": None}], [{}], [5], {"a": 1}])
+async def test_a_list_that_cannot_be_read_is_asked_for_again(items: Any) -> None:
+    async with KubernetesApiServer() as server:
+        server.listing = items
+        server.put(endpoint_slice("a", ["10.0.0.1"], 1))
+        async with following(server) as followed:
+            await eventually(lambda: followed.up and followed.up[-1] == 0)
+            server.listing = None
+            await eventually(lambda: followed.urls == ["10.0.0.1:1"])
+
+
 async def test_while_the_api_is_away_the_last_list_stands() -> None:
     async with KubernetesApiServer() as server:
         server.put(endpoint_slice("a", ["10.0.0.1"], 1))

@@ -1,6 +1,7 @@
 """Where requests go: the radix tree of prefixes, the policies, the expected cost."""
 
 import json
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -15,7 +16,7 @@ from longleaf.gateway.replicas.budget import Need, ReplicaBudget, Rules
 from longleaf.gateway.replicas.client import ReplicaClient
 from longleaf.gateway.replicas.facts import ReplicaLimits
 from longleaf.gateway.replicas.replica import Replica
-from longleaf.gateway.routing.policy import Routing
+from longleaf.gateway.routing.policy import Routing, _lowest
 from longleaf.gateway.routing.prefix import BLOCK_BYTES, Prefix, PrefixIndex, prefix_of
 from longleaf.gateway.routing.prefix_tree import PrefixTree
 from longleaf.metrics import GatewayMetrics
@@ -155,6 +156,12 @@ async def test_equals_take_turns(name: RoutingPolicyName) -> None:
         assert routing.choose(replicas, demand()) is chosen[-1]  # asking changes nothing
         routing.placed(chosen[-1], demand())
     assert [one.url for one in chosen] == [one.url for one in replicas * 2]
+
+
+async def test_a_cost_that_is_no_number_costs_most() -> None:
+    ones = [replica(n) for n in range(3)]
+    assert _lowest(ones, [math.nan, 2.0, 2.0]) == ones[1:]
+    assert _lowest(ones, [math.nan, math.inf, math.nan]) == ones
 
 
 async def test_kv_pressure_takes_the_emptiest_pool() -> None:

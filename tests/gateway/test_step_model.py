@@ -153,7 +153,21 @@ def test_a_captured_report_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [None, {}, {"loads": []}, {"loads": [5]}, {"loads": [{"decode_moments": [1]}]}]
+    "answer",
+    [
+        None,
+        {},
+        {"loads": []},
+        {"loads": [5]},
+        {"loads": [{"decode_moments": [1]}]},
+        {"loads": [{"decode_moments": [True] * 6}]},
+        {"loads": [{"decode_moments": [float("nan")] * 6}]},
+        {"loads": [{"decode_moments": [1, 1, 1, 1, float("inf"), 1]}]},
+        {"loads": [{"num_used_tokens": 1e300}]},
+        {"loads": [{"num_used_tokens": 10**400}]},
+        {"loads": [{"max_total_num_tokens": float("inf")}]},
+        {"loads": [{"memory": {"kv_cache_gb": float("nan")}}]},
+    ],
 )
 def test_reports_that_make_no_sense(answer: object) -> None:
     with pytest.raises(ValueError, match=r"loads|decode_moments"):
@@ -178,6 +192,8 @@ other_step_seconds_sum{phase="total"} 5
 def test_engines_without_moments_are_learnt_from_by_their_metrics() -> None:
     totals = parse_step_totals(METRICS)
     assert totals == StepTotals(40.0, 1.0, 120.0)
+    odd = METRICS + 'longleaf_step_seconds_sum{phase="total"} NaN\nlongleaf_commit_len_sum +Inf\n'
+    assert parse_step_totals(odd) == totals
     assert parse_step_totals("sglang:num_running_reqs 1\n") is None
     model = StepModel()
     before = replace(report(None, 3_000), running=2, step_totals=StepTotals(10.0, 0.4, 60.0))

@@ -227,7 +227,9 @@ def _inspection(answer: Mapping[str, Any]) -> Inspection:
 def _counted(answer: object) -> Count:
     count = answer.get("count") if isinstance(answer, dict) else None
     given = count if isinstance(count, list) else [count]
-    counts = [one for one in given if isinstance(one, int)]
+    counts = [
+        one for one in given if isinstance(one, int) and not isinstance(one, bool) and one >= 0
+    ]
     if not counts or len(counts) < len(given):
         raise ValueError("/tokenize answered without a count")
     return Count(max(counts), sum(counts))

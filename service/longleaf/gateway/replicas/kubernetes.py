@@ -29,6 +29,8 @@ _GRACE_SECONDS = 30
 _REQUEST_SECONDS = 15
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 10.0
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
+"""What reading an answer of another shape than an EndpointSlice's raises."""
 
 
 class WatchError(Exception):
@@ -118,7 +120,7 @@ class EndpointSlices:
                         self._report(on_change)
                         async for _ in self._watch(client):
                             self._report(on_change)
-                except (WatchError, ReplicaError, OSError, ValueError, KeyError) as error:
+                except (*_UNREADABLE, WatchError, ReplicaError, OSError) as error:
                     self._note_up(0)
                     fields = {"path": self._path, "why": str(error) or type(error).__name__}
                     logger.warning("discovery: list again", extra={"fields": fields})

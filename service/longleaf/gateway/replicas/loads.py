@@ -1,11 +1,14 @@
 """What a replica reports of its load (``/v1/loads``), read again and again."""
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 _GB = 2**30
+_LARGEST = 2.0**53
+"""No sum that an engine reports is larger; infinities and NaN, which JSON can carry, are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,8 @@ def parse_step_totals(metrics: str) -> StepTotals | None:
         name, _, labels = series.removeprefix("longleaf_").partition("{")
         if name in sums and ('phase="total"' in labels or name == "commit_len_sum"):
             with contextlib.suppress(ValueError):
-                sums[name] += float(value)
+                number = float(value)
+                sums[name] += number if math.isfinite(number) else 0.0
     if not sums["step_seconds_count"]:
         return None
     return StepTotals(sums["step_seconds_count"], sums["step_seconds_sum"], sums["commit_len_sum"])
@@ -122,9 +126,9 @@ def _moments(ranks: Sequence[Mapping[str, Any]]) -> DecodeMoments | None:
         if not isinstance(values, list) or len(values) != 6:
             raise ValueError("decode_moments must have 6 numbers")
         for index, value in enumerate(values):
-            if not isinstance(value, int | float):
+            if not _is_number(value):
                 raise ValueError("decode_moments must have 6 numbers")
-            totals[index] += value
+            totals[index] += _checked("decode_moments", value)
     if not totals[0]:
         return None
     steps, batch, micros, squared, batch_micros, tokens = totals
@@ -136,10 +140,19 @@ def _object(source: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _checked(name: str, value: Any) -> float:
+    if not abs(value) <= _LARGEST:
+        raise ValueError(f"loads: {name} is {str(value)[:30]}, more than any engine counts")
+    return float(value)
+
+
 def _number(source: Mapping[str, Any], name: str) -> float:
     value = source.get(name)
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return max(0.0, float(value)) if number and value is not None else 0.0
+    return max(0.0, _checked(name, value)) if _is_number(value) else 0.0
 
 
 def _sum(ranks: Sequence[Mapping[str, Any]], name: str) -> float:

@@ -1,5 +1,6 @@
 """Routing policies: pick one of the replicas that have room for a request."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -117,7 +118,8 @@ _POLICIES: Mapping[RoutingPolicyName, Callable[[PrefixIndex], RoutingPolicy]] = 
 
 
 def _lowest(candidates: Sequence[Replica], costs: Sequence[float]) -> list[Replica]:
-    """Those that cost least, or hardly more."""
+    """Those that cost least, or hardly more: at least one, whatever a replica made of its cost."""
+    costs = [math.inf if math.isnan(cost) else cost for cost in costs]
     most = min(costs) * _EQUAL + _EQUAL_SECONDS
     return [one for one, cost in zip(candidates, costs, strict=True) if cost <= most]
 
