@@ -314,6 +314,23 @@ async def test_one_replica_takes_only_so_many_connections() -> None:
         assert [(await one)[0] for one in asked] == [200] * 4
 
 
+async def test_requests_that_waited_go_out_one_by_one_where_only_one_may() -> None:
+    running = most = 0
+
+    async def behaviour(request: Received) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.02)
+        running -= 1
+        await request.replay("chat")
+
+    async with gateway_over(behaviour, max_connections=1) as (gateway, _):
+        asked = [asyncio.create_task(gateway.answer(chat())) for _ in range(9)]
+        assert [(await one)[0] for one in asked] == [200] * 9
+    assert most == 1
+
+
 async def test_requests_leave_a_hung_replica() -> None:
     async def hang(request: Received) -> None:
         await request.until_gone()

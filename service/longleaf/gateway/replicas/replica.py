@@ -90,8 +90,8 @@ class Replica:
 
     @property
     def has_connection(self) -> bool:
-        """Whether one more request may go out to it."""
-        return self.in_flight < self._max_connections
+        """Whether one more request may go out to it; one that was placed is as good as out."""
+        return max(self.in_flight, self.budget.held) < self._max_connections
 
     @property
     def state(self) -> ReplicaState:
