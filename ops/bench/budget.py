@@ -16,8 +16,8 @@ import click
 from longleaf.ddtree.budget import BudgetController, StepCosts
 from longleaf.embedded.load import DEFAULT_MODELS, load_models
 from longleaf.embedded.options import EngineOptions
+from longleaf.probes.progress import Progress
 from ops.bench.budget_traces import Trace, record_trace
-from ops.bench.progress import Progress
 from ops.bench.prompts import PromptSource
 from ops.bench.results import Row, format_table, write_results
 

@@ -22,7 +22,7 @@ from longleaf.embedded.options import EngineOptions, SpeculativeOptions
 from longleaf.embedded.request import FinishKind, GenerationRequest, StepEvent
 from longleaf.embedded.tokenizer import Tokenizer
 from longleaf.metrics import EngineMetrics
-from ops.bench.progress import Progress
+from longleaf.probes.progress import Progress
 from ops.bench.prompts import Prompt, PromptSource
 from ops.bench.results import Row, format_table, write_results
 
@@ -204,7 +204,8 @@ def _spread(values: Sequence[float]) -> tuple[float, float]:
     return round(float(low), 3), round(float(high), 3)
 
 
-def _engine(stack: ExitStack, speculative: SpeculativeOptions) -> tuple[Engine, Tokenizer]:
+def tiny_engine(stack: ExitStack, speculative: SpeculativeOptions) -> tuple[Engine, Tokenizer]:
+    """Start the embedded engine on the tiny pair; leaving the stack ends it."""
     options = EngineOptions(
         target=DEFAULT_MODELS / "tiny-target",
         drafter=DEFAULT_MODELS / "tiny-drafter",
@@ -220,8 +221,8 @@ def _engine(stack: ExitStack, speculative: SpeculativeOptions) -> tuple[Engine, 
 def main() -> None:
     """Measure the table of commit_len and write ops/results/commit.json."""
     with ExitStack() as stack:
-        tree, tokenizer = _engine(stack, SpeculativeOptions(budget=BUDGET))
-        chain, _ = _engine(stack, SpeculativeOptions(budget=CHAIN, topk=1))
+        tree, tokenizer = tiny_engine(stack, SpeculativeOptions(budget=BUDGET))
+        chain, _ = tiny_engine(stack, SpeculativeOptions(budget=CHAIN, topk=1))
         rows = measure(tree, chain, PromptSource(tokenizer), Progress(sys.stderr))
     path = write_results("commit", "make bench-commit", rows)
     click.echo(format_table(rows))

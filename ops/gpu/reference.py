@@ -13,15 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from prometheus_client import CollectorRegistry
 
 from longleaf.embedded.engine import Engine
-from longleaf.embedded.load import DEFAULT_MODELS, load_models
-from longleaf.embedded.options import EngineOptions, SpeculativeOptions
-from longleaf.embedded.tokenizer import Tokenizer
-from longleaf.metrics import EngineMetrics
-from ops.bench.commit import answer, lossless_prompts
-from ops.bench.progress import Progress
+from longleaf.embedded.options import SpeculativeOptions
+from longleaf.probes.progress import Progress
+from ops.bench.commit import answer, lossless_prompts, tiny_engine
 from ops.bench.prompts import Prompt, PromptSource
 
 DATA = Path(__file__).resolve().parents[2] / "tests/gpu/engine/data/embedded.json.xz"
@@ -66,26 +62,14 @@ def _answers(engine: Engine, prompts: PromptSet, progress: Progress) -> dict[str
     }
 
 
-def _engine(stack: ExitStack, speculative: SpeculativeOptions) -> tuple[Engine, Tokenizer]:
-    options = EngineOptions(
-        target=DEFAULT_MODELS / "tiny-target",
-        drafter=DEFAULT_MODELS / "tiny-drafter",
-        served_model_name="tiny",
-        speculative=speculative,
-    )
-    loaded = load_models(options)
-    engine = stack.enter_context(loaded.start(options, EngineMetrics(CollectorRegistry())))
-    return engine, loaded.tokenizer
-
-
 @click.command()
 def main() -> None:
     """Run the embedded engine over the prompts, with trees and with chains."""
     progress = Progress(sys.stderr)
     document: dict[str, Any] = {"command": "python -m ops.gpu.reference", "nodes": NODES}
     with ExitStack() as stack:
-        tree, tokenizer = _engine(stack, SpeculativeOptions(budget=NODES - 1))
-        chain, _ = _engine(stack, SpeculativeOptions(budget=BLOCK - 1, topk=1))
+        tree, tokenizer = tiny_engine(stack, SpeculativeOptions(budget=NODES - 1))
+        chain, _ = tiny_engine(stack, SpeculativeOptions(budget=BLOCK - 1, topk=1))
         source = PromptSource(tokenizer)
         sets = prompt_sets(source)
         progress.expect(2 * sum(len(item.prompts) for item in sets) + 50)

@@ -1,7 +1,7 @@
 """What a request asks of a replica, and whether a replica could ever give it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from longleaf.gateway.replicas.budget import Need
 from longleaf.gateway.replicas.facts import ReplicaLimits
@@ -46,10 +46,6 @@ class Demand:
     def size(self) -> int:
         """Prompt tokens by the best of our knowledge."""
         return self.prompt_tokens or self.bound or 1
-
-    def counted(self, prompt_tokens: int, all_prompts: int | None = None) -> "Demand":
-        """The same with an exact count."""
-        return replace(self, prompt_tokens=prompt_tokens, all_prompts=all_prompts)
 
     def serves(self, replica: Replica) -> bool:
         """Whether ``replica`` is known to serve the model."""

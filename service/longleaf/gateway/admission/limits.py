@@ -49,11 +49,6 @@ class Charge:
     _bucket: TokenBucket | None
     _tokens: int
 
-    @property
-    def matters(self) -> bool:
-        """Whether the key has a limit of tokens."""
-        return self._bucket is not None
-
     def settle(self, tokens: int) -> None:
         """It took ``tokens`` in truth."""
         if self._bucket is not None:
