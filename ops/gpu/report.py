@@ -4,7 +4,7 @@
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +219,22 @@ def rows_of(document: dict[str, Any]) -> list[Row]:
     ]
 
 
+def write_rows(
+    bench: str, command: str, rows: Sequence[Row], document: dict[str, Any], commit: str | None
+) -> Path:
+    """Write the results file of what was measured on the machine that the document names."""
+    machine = document["machine"]
+    return write_results(
+        bench,
+        command,
+        rows,
+        gpu=machine["gpu"],
+        slug="h200",
+        driver=machine["driver"],
+        commit=commit,
+    )
+
+
 @click.command()
 @click.argument("measurements", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--commit", help="What was measured, where it is not this checkout.")
@@ -229,16 +245,7 @@ def main(measurements: Path, commit: str | None, leaked: int | None) -> None:
     if leaked is not None:
         document["soak_leaked_tokens"] = leaked
     rows = rows_of(document)
-    machine = document["machine"]
-    path = write_results(
-        "engine",
-        "make bench-engine",
-        rows,
-        gpu=machine["gpu"],
-        slug="h200",
-        driver=machine["driver"],
-        commit=commit,
-    )
+    path = write_rows("engine", "make bench-engine", rows, document, commit)
     click.echo(format_table(rows))
     click.echo(f"written to {path} and {write_plot(path)}")
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from ops.bench.results import Row, format_table, write_results
+from ops.bench.results import Row, format_table
 from ops.gpu.plot import name_of
-from ops.gpu.report import Measured, time_row
+from ops.gpu.report import Measured, time_row, write_rows
 from ops.gpu.tp_check import CONTEXTS, LEAST_STEPS, LEFT_MIB, PARTS
 
 
@@ -100,16 +100,7 @@ def main(measurements: Path, commit: str | None) -> None:
     """Write ops/results/engine-tpN-h200.json."""
     document = json.loads(measurements.read_text())
     rows = rows_of(document)
-    machine = document["machine"]
-    path = write_results(
-        f"engine-tp{document['tp']}",
-        "make check-tp",
-        rows,
-        gpu=machine["gpu"],
-        slug="h200",
-        driver=machine["driver"],
-        commit=commit,
-    )
+    path = write_rows(f"engine-tp{document['tp']}", "make check-tp", rows, document, commit)
     click.echo(format_table(rows))
     for entry in document.get("failed", []):
         click.echo(f"part {entry['part']} of {', '.join(PARTS)} failed: {entry['error'][:300]}")

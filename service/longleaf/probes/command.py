@@ -47,6 +47,30 @@ def run_to_end(work: Coroutine[Any, Any, None]) -> bool:
     return True
 
 
+def write_outputs(
+    run: CommitRun | StepRun | GpuRun, json_file: Path | None, html_file: Path | None
+) -> None:
+    """Write what the options of ``outputs`` ask for."""
+    if json_file is not None:
+        write_json(json_file, run.document())
+    if html_file is not None:
+        write_page(html_file, run.page())
+
+
+def tell(
+    ctx: click.Context,
+    run: StepRun | GpuRun,
+    ended: bool,
+    json_file: Path | None,
+    html_file: Path | None,
+) -> None:
+    """Print a run's table and words, write it, and leave with the exit code that says it."""
+    click.echo(lines(run.table()))
+    click.echo(run.words() + ("" if ended else " Interrupted."))
+    write_outputs(run, json_file, html_file)
+    ctx.exit(_INTERRUPTED if not ended else _FAILED if run.faults() else 0)
+
+
 @click.group("probe")
 def probe_command() -> None:
     """Ask a running system one question; the exit code says pass (0) or fail (1)."""
@@ -123,10 +147,7 @@ def commit_command(
         click.echo(f"not checked against the engine's metrics: none at {plan.metrics_url}")
     cause = f" ({said.cause})" if said.cause else ""
     click.echo(f"{said.verdict}{cause}: {said.words}" + ("" if ended else " Interrupted."))
-    if json_file is not None:
-        write_json(json_file, run.document())
-    if html_file is not None:
-        write_page(html_file, run.page())
+    write_outputs(run, json_file, html_file)
     if textfile is not None and ended:
         expected = {} if baseline is None else expected_of(json.loads(baseline.read_text()))
         run.write_textfile(textfile, expected)
@@ -200,13 +221,7 @@ def step_command(
     )
     run = StepRun(plan)
     ended = run_to_end(measure_steps(run, Progress(sys.stderr)))
-    click.echo(lines(run.table()))
-    click.echo(run.words() + ("" if ended else " Interrupted."))
-    if json_file is not None:
-        write_json(json_file, run.document())
-    if html_file is not None:
-        write_page(html_file, run.page())
-    ctx.exit(_INTERRUPTED if not ended else _FAILED if run.faults() else 0)
+    tell(ctx, run, ended, json_file, html_file)
 
 
 @probe_command.command("gpu")
@@ -258,10 +273,4 @@ def gpu_command(
     plan = GpuPlan(base, gpu_metrics_url, contexts[-1], seconds, settle, interval, max_tokens)
     run = GpuRun(plan)
     ended = run_to_end(measure_gpu(run, Progress(sys.stderr)))
-    click.echo(lines(run.table()))
-    click.echo(run.words() + ("" if ended else " Interrupted."))
-    if json_file is not None:
-        write_json(json_file, run.document())
-    if html_file is not None:
-        write_page(html_file, run.page())
-    ctx.exit(_INTERRUPTED if not ended else _FAILED if run.faults() else 0)
+    tell(ctx, run, ended, json_file, html_file)
