@@ -9,8 +9,15 @@ from prometheus_client import CollectorRegistry
 from longleaf.gateway.admission.limits import KeyLimitError, KeyLimits
 from longleaf.gateway.auth import ApiKey, KeyRing, follow_key_file
 from longleaf.metrics import GatewayMetrics
-from tests.gateway.faulty_replica import answer_captured_chat, captured_body
-from tests.gateway.running import CHAT, chat, gateway_over
+from tests.gateway.faulty_replica import (
+    DONE,
+    Behaviour,
+    Received,
+    answer_captured_chat,
+    captured_body,
+    event,
+)
+from tests.gateway.running import CHAT, chat, eventually, gateway_over
 from tests.gateway.test_budget import Clock
 from tests.gateway.test_requests import error_of
 
@@ -157,3 +164,122 @@ async def test_tokens_are_settled_by_the_usage_of_the_answer(tmp_path: Path, str
         assert len(replica.tokenized) == 3  # a limit of tokens wants exact counts
         replica.prompt_tokens = 2_000
         assert (await gateway.raw(request, CHAT, headers=headers))[0] == 429
+
+
+def usage_of(completion: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": 14,
+        "total_tokens": 14 + completion,
+        "completion_tokens": completion,
+    }
+
+
+def token_stream(completion: int) -> Behaviour:
+    """A stream of so many tokens, one a chunk, with usage where it is asked for, as SGLang's is."""
+
+    async def behaviour(request: Received) -> None:
+        await request.start_stream()
+        for _ in range(completion):
+            await request.chunk(event("x"))
+        if (request.json.get("stream_options") or {}).get("include_usage"):
+            await request.chunk(event("", choices=[], usage=usage_of(completion)) + DONE)
+        else:
+            await request.chunk(DONE)
+        await request.end_stream()
+
+    return behaviour
+
+
+@pytest.mark.parametrize("limit", [1_000, None])
+async def test_a_plain_stream_is_charged_and_shows_no_usage(
+    tmp_path: Path, limit: int | None
+) -> None:
+    """Also where the client names no ``max_tokens`` and does not ask for usage."""
+    path = tmp_path / "keys"
+    path.write_text("key" if limit is None else f"key tokens_per_minute={limit}")
+    headers = {"authorization": "Bearer key"}
+    settings = {"api_key_file": path, "assumed_completion_tokens": 300}
+    async with gateway_over(token_stream(236), **settings) as (gateway, (replica,)):
+        for _ in range(3):  # 250 tokens each, of which 314 must be free at first
+            status, answer, _ = await gateway.raw(chat(stream=True), headers=headers)
+            assert (status, answer) == (200, event("x") * 236 + DONE)
+        received = replica.generations[0].json
+        assert received.get("stream_options") == (limit and {"include_usage": True})
+        body = chat(stream=True, max_tokens=900)
+        status, _, response = await gateway.raw(body, headers=headers)
+        assert status == (200 if limit is None else 429)
+        if limit is not None:  # 250 of 1,000 are left: the 664 that miss come in 39.8 s
+            assert 30 <= int(response.headers["retry-after"]) <= 40
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ({"include_usage": True}, {"include_usage": True}),
+        ({"include_usage": False, "x": [1.5]}, {"include_usage": True, "x": [1.5]}),
+        ({"x": "y" * 5000}, {"include_usage": True}),
+    ],
+)
+async def test_who_asks_for_usage_gets_it(
+    tmp_path: Path, given: dict[str, object], sent: dict[str, object]
+) -> None:
+    path = tmp_path / "keys"
+    path.write_text("key tokens_per_minute=100000")
+    headers = {"authorization": "Bearer key"}
+    async with gateway_over(token_stream(2), api_key_file=path) as (gateway, (replica,)):
+        body = chat(stream=True, stream_options=given)
+        _, answer, _ = await gateway.raw(body, headers=headers)
+        assert (b'"usage"' in answer) is (given.get("include_usage") is True)
+        assert answer.endswith(DONE)
+        assert replica.generations[0].json["stream_options"] == sent
+
+
+async def test_a_stream_that_its_client_leaves_is_charged_what_has_passed(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text("key tokens_per_minute=1000")
+    headers = {"authorization": "Bearer key"}
+
+    async def behaviour(request: Received) -> None:
+        await request.start_stream()
+        await request.chunk(event("x") * 486)
+        await request.until_gone()
+
+    async with gateway_over(behaviour, api_key_file=path) as (gateway, (replica,)):
+        body = chat(stream=True, max_tokens=900)
+        async with gateway.post(body, headers=headers) as response:
+            await response.content.readexactly(len(event("x")) * 486)
+        await replica.aborted.get()
+        replica.behaviour = token_stream(1)
+        # 914 of 1,000 were charged, 500 were taken.
+        assert (await gateway.raw(chat(stream=True, max_tokens=700), headers=headers))[0] == 429
+        assert (await gateway.raw(chat(stream=True, max_tokens=470), headers=headers))[0] == 200
+
+
+@pytest.mark.parametrize("client_leaves", [True, False])
+async def test_a_prompt_is_charged_only_where_its_client_left(
+    tmp_path: Path, client_leaves: bool
+) -> None:
+    path = tmp_path / "keys"
+    path.write_text("key tokens_per_minute=1000")
+    headers = {"authorization": "Bearer key"}
+
+    async def behaviour(request: Received) -> None:
+        if client_leaves:
+            await request.until_gone()
+        else:
+            request.reset()
+
+    async with gateway_over(behaviour, api_key_file=path, max_attempts=1) as (gateway, (replica,)):
+        replica.prompt_tokens = 800
+        asked = asyncio.create_task(gateway.raw(chat(max_tokens=100), headers=headers))
+        await replica.arrived.get()
+        if client_leaves:
+            asked.cancel()
+            await replica.aborted.get()
+        else:
+            assert (await asked)[0] == 503
+        await eventually(lambda: gateway.server.drain.running == 0)
+        replica.behaviour = answer_captured_chat
+        replica.prompt_tokens = 14
+        expected = 429 if client_leaves else 200
+        assert (await gateway.raw(chat(max_tokens=400), headers=headers))[0] == expected

@@ -59,7 +59,9 @@ def build_app(
     routing = Routing(config.routing, config.prefix_index_bytes)
     admission = Admission(config, registry, routing, metrics, routing.cached_tokens)
     registry.changed = admission.changed
-    intake = Intake(registry, reader, admission, KeyLimits(), metrics)
+    intake = Intake(
+        registry, reader, admission, KeyLimits(), metrics, config.assumed_completion_tokens
+    )
     relay = Relay(config, registry, intake, drain, metrics)
 
     @asynccontextmanager

@@ -47,6 +47,11 @@ class Demand:
         """Prompt tokens by the best of our knowledge."""
         return self.prompt_tokens or self.bound or 1
 
+    @property
+    def counted_prompts(self) -> int:
+        """Tokens of all prompts together; 0 where nobody counted them."""
+        return max(self.all_prompts or 0, self.prompt_tokens or 0)
+
     def serves(self, replica: Replica) -> bool:
         """Whether ``replica`` is known to serve the model."""
         return replica.facts is not None and self.model in replica.facts.model_names

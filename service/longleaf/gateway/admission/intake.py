@@ -50,12 +50,14 @@ class Intake:
         admission: Admission,
         limits: KeyLimits,
         metrics: GatewayMetrics,
+        assumed_completion_tokens: int,
     ) -> None:
         self.registry = registry
         self.reader = reader
         self.admission = admission
         self.limits = limits
         self.metrics = metrics
+        self._assumed = assumed_completion_tokens
         self._at_once = metrics.admission.labels("admitted", "at_once")
         self._waited = metrics.admission.labels("admitted", "waited")
 
@@ -82,14 +84,14 @@ class Intake:
         Raises as ``enter`` where it would be refused at once.
         """
         demand = await self._demand(prompt, exact=True)
-        self.limits.peek(key, charged_tokens(demand))
+        self.limits.peek(key, charged_tokens(demand, self._assumed))
         return demand, self.admission.forecast(_ask(demand, prompt, key))
 
     async def _enter(self, prompt: Prompt, key: ApiKey | None) -> Ticket:
         self.limits.peek(key, 0)
         by_tokens = key is not None and key.tokens_per_minute is not None
         demand = await self._demand(prompt, exact=by_tokens)
-        charge = self.limits.charge(key, charged_tokens(demand))
+        charge = self.limits.charge(key, charged_tokens(demand, self._assumed))
         try:
             ask = _ask(demand, prompt, key)
             grant = self.admission.at_once(ask)
@@ -158,10 +160,13 @@ class Intake:
         return serving
 
 
-def charged_tokens(demand: Demand) -> int:
-    """Tokens that a request is charged until its true usage is known."""
-    prompts = max(demand.all_prompts or 0, demand.prompt_tokens or 0)
-    return prompts + demand.sequences * (demand.max_tokens or 0)
+def charged_tokens(demand: Demand, assumed: int) -> int:
+    """Tokens that a request is charged until its true usage is known.
+
+    ``assumed``: of a completion whose request names no limit and has no known default.
+    """
+    completion = demand.max_tokens or demand.default_tokens or assumed
+    return demand.counted_prompts + demand.sequences * completion
 
 
 def reason(error: Exception) -> str:

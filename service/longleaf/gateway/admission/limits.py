@@ -49,6 +49,16 @@ class Charge:
     _bucket: TokenBucket | None
     _tokens: int
 
+    @property
+    def matters(self) -> bool:
+        """Whether the key has a limit of tokens: then the true number must be known."""
+        return self._bucket is not None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens charged so far."""
+        return self._tokens
+
     def settle(self, tokens: int) -> None:
         """It took ``tokens`` in truth."""
         if self._bucket is not None:

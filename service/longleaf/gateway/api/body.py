@@ -43,8 +43,8 @@ def with_rid(text: bytes, rid: str, more: bytes = b"") -> Sequence[bytes | memor
 
     ``more``: further fields, each after a comma.
 
-    Every other byte stays as the client sent it. A ``rid`` of the client's own loses: of two
-    fields of one name JSON readers take the last.
+    Every other byte stays as the client sent it. A field of the client's own that is added loses:
+    of two fields of one name JSON readers take the last.
     """
     end = len(text)
     while text[end - 1 : end].isspace():

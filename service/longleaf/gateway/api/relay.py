@@ -21,6 +21,7 @@ from longleaf.gateway.api.comments import COMMENT, Comments
 from longleaf.gateway.api.details import SPEC_FIELD, Tail, details, with_chunk, with_field
 from longleaf.gateway.api.refusals import REFUSALS, refusal
 from longleaf.gateway.api.upstream_errors import from_replica, worth_another_replica
+from longleaf.gateway.api.usage import StreamUsage
 from longleaf.gateway.auth import ApiKey
 from longleaf.gateway.config import GatewayConfig
 from longleaf.gateway.drain import Drain
@@ -94,6 +95,7 @@ class RelayResponse(Response):
         self._task: asyncio.Task[object] | None = None
         self._deadline = 0.0
         self._comments: Comments | None = None
+        self._usage: StreamUsage | None = None
         self._committed = False
         """Whether the client has its status."""
         self._begun = False
@@ -173,8 +175,9 @@ class RelayResponse(Response):
         try:
             await self._try_replicas(ticket)
         finally:
-            if not self._begun:
-                ticket.charge.settle(0)
+            if not self._begun:  # a client that left has cost its prefill
+                prompt = ticket.ask.demand.counted_prompts
+                ticket.charge.settle(prompt if self._client_left else 0)
 
     async def _comment(self) -> None:
         """The stream has been silent for long: say that it lives, in status 200 from now on."""
@@ -187,7 +190,13 @@ class RelayResponse(Response):
     async def _try_replicas(self, ticket: Ticket) -> None:
         """Answer from the first replica that can, as long as none has sent an event."""
         relay, call = self._relay, self._call
-        body = with_rid(call.prompt.text, call.record.rid, SPEC_FIELD if call.details else b"")
+        said = call.prompt.inspection
+        more = SPEC_FIELD if call.details else b""
+        if said.stream and ticket.charge.matters:
+            self._usage = StreamUsage(hidden=said.usage_options is not None)
+            if said.usage_options is not None:
+                more += b',"stream_options":' + said.usage_options.encode()
+        body = with_rid(call.prompt.text, call.record.rid, more)
         tried: list[Replica] = []
         told: errors.ApiError | None = None
         while True:
@@ -242,12 +251,14 @@ class RelayResponse(Response):
                 self._note_usage(ticket, tail)
 
     async def _send_stream(self, head: Head, exchange: Exchange, tail: Tail) -> None:
-        send, comments, call = self._send, self._comments, self._call
+        send, comments, call, usage = self._send, self._comments, self._call, self._usage
         if not self._committed:
             self._committed = True
             await _send_start(send, head)
         piece: bytes | None = head.first
         while piece is not None:
+            if usage is not None:
+                piece = usage.passed(piece)
             if call.details and exchange.done:
                 field = details(call.record, tail.numbers())
                 said = call.prompt.inspection
@@ -275,13 +286,19 @@ class RelayResponse(Response):
         await self._send({"type": "http.response.body", "body": body})
 
     def _note_usage(self, ticket: Ticket, tail: Tail) -> dict[str, float]:
-        """Settle what the key was charged by the usage that the answer tells, if it does."""
+        """Settle what the key was charged: by the usage that the answer tells, or else by what of a
+        stream has passed.
+        """
         numbers = tail.numbers()
         prompt, completion = numbers.get("prompt_tokens"), numbers.get("completion_tokens")
         if prompt is not None and completion is not None:
             record = self._call.record
             record.prompt_tokens, record.completion_tokens = int(prompt), int(completion)
             ticket.charge.settle(int(prompt + completion))
+        elif self._usage is not None:
+            commit_len = ticket.grant.replica.budget.steps.commit_len
+            taken = ticket.ask.demand.counted_prompts + self._usage.estimate(commit_len)
+            ticket.charge.settle(min(taken, ticket.charge.tokens))
         return numbers
 
 

@@ -4,6 +4,7 @@ Made where the body is parsed: here for short bodies, in a worker process for lo
 parsed form never comes near the event loop.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,6 +22,7 @@ Route = Literal["chat_completions", "completions", "admission"]
 
 MAX_PRIORITY = 100
 _MAX_NAMES = 256
+_MAX_OPTIONS = 4096
 _TEMPLATE_TOKENS = 256
 """Room for what a chat template adds once (a default system prompt, the generation prompt)."""
 _MESSAGE_TOKENS = 16
@@ -59,6 +61,8 @@ class Inspection:
     chat: bool
     model: str
     stream: bool
+    usage_options: str | None
+    """``stream_options`` that ask for a stream's usage, as JSON; ``None`` where the client asks."""
     max_tokens: int | None
     """``max_completion_tokens``, or else ``max_tokens``."""
     completions: int
@@ -116,6 +120,7 @@ def inspect(fields: Mapping[str, Any], body_bytes: int, route: Route) -> Inspect
         chat=chat,
         model=str(fields["model"]),
         stream=bool(fields.get("stream")),
+        usage_options=_usage_options(fields.get("stream_options")),
         max_tokens=completion_limit(fields),
         completions=fields.get("n") or 1,
         prompts=prompts,
@@ -155,6 +160,13 @@ def token_bound(request: Mapping[str, Any], body_bytes: int) -> int | None:
                 if not isinstance(part, dict) or part.get("type") != "text":
                     return None
     return body_bytes + _TEMPLATE_TOKENS + _MESSAGE_TOKENS * len(messages)
+
+
+def _usage_options(given: Mapping[str, Any] | None) -> str | None:
+    if given and given.get("include_usage"):
+        return None
+    text = json.dumps({**(given or {}), "include_usage": True})
+    return text if len(text) <= _MAX_OPTIONS else '{"include_usage": true}'
 
 
 def _priority(value: object) -> int | None:
