@@ -388,6 +388,7 @@ GPU_METRICS: Mapping[str, str] = {
     "tensor_active_ratio": "Share of cycles in which the tensor pipes work, 0 to 1.",
     "dram_active_ratio": "Share of device memory's peak bandwidth in use (of cycles, where "
     "DCGM tells it), 0 to 1.",
+    "sm_active_ratio": "Share of the SMs that have work, averaged over time, 0 to 1.",
     "sm_resident_ratio": "Share of time in which a kernel is resident, 0 to 1. This is what "
     "nvidia-smi calls utilization; it says nothing about work.",
     "power_watts": "Power draw of the board, in watts.",

@@ -134,6 +134,7 @@ class FakeNvml:
     NVMLError = FakeError
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_SUCCESS, NVML_GPM_METRICS_GET_VERSION = 1, 2, 0, 1
     NVML_GPM_METRIC_ANY_TENSOR_UTIL, NVML_GPM_METRIC_DRAM_BW_UTIL = 5, 10
+    NVML_GPM_METRIC_SM_UTIL = 2
     NVML_GPM_METRIC_PCIE_TX_PER_SEC, NVML_GPM_METRIC_PCIE_RX_PER_SEC = 20, 21
 
     def __init__(self, gpm: bool = True) -> None:
@@ -204,7 +205,7 @@ class FakeNvml:
     def nvmlGpmMetricsGet(self, asked: Any) -> None:
         assert asked.sample1.at < asked.sample2.at, "the earlier sample comes first"
         for metric in asked.metrics[: asked.numMetrics]:
-            metric.value = {5: 3.0, 10: 1.2, 20: 100.0, 21: 200.0}[metric.metricId]
+            metric.value = {2: 6.0, 5: 3.0, 10: 1.2, 20: 100.0, 21: 200.0}[metric.metricId]
             metric.nvmlReturn = 3 if metric.metricId == 20 else 0
 
 
@@ -235,6 +236,7 @@ def test_gpm_counts_between_two_samples_and_keeps_no_memory() -> None:
         figures = source.sample()["1"]
     assert figures["tensor_active_ratio"] == pytest.approx(0.03)
     assert figures["dram_active_ratio"] == pytest.approx(0.012)
+    assert figures["sm_active_ratio"] == pytest.approx(0.06)
     assert figures["pcie_receive_bytes_per_second"] == 200 * 2**20
     assert nvml.allocated == 4
     source.close()
@@ -244,10 +246,10 @@ def test_gpm_counts_between_two_samples_and_keeps_no_memory() -> None:
 
 
 DMON = """\
-#Entity   TENSO        DRAMA        GRACT        PCITX        PCIRX
+#Entity   TENSO        DRAMA        SMACT        GRACT        PCITX        PCIRX
 ID
-GPU 1     0.031        0.012        0.998        1000         N/A
-GPU 0     N/A          0.500        0.100        2000         3000
+GPU 1     0.031        0.012        0.060        0.998        1000         N/A
+GPU 0     N/A          0.500        0.090        0.100        2000         3000
 """
 
 

@@ -3,17 +3,24 @@
 import logging
 import signal
 import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import click
 from prometheus_client import CollectorRegistry, start_http_server
 
+from longleaf.exporters.cupti import CuptiPm
 from longleaf.exporters.dcgm import Dcgm
 from longleaf.exporters.gpu import GpuExporter
 from longleaf.exporters.nvml import Nvml, NvmlGpm
 from longleaf.exporters.recording import Recorder, load_recording, save_recording
 from longleaf.exporters.source import LEAST_INTERVAL, Source
 from longleaf.metrics import GpuMetrics
+
+SOURCES: Mapping[str, Callable[[], Source]] = {
+    source.name: source for source in (NvmlGpm, Dcgm, CuptiPm, Nvml)
+}
+"""In the order in which they are asked."""
 
 
 @click.group("exporter")
@@ -43,17 +50,30 @@ def exporter_command() -> None:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Publish a recording; asks no GPU.",
 )
+@click.option(
+    "--source",
+    "names",
+    multiple=True,
+    type=click.Choice(tuple(SOURCES)),
+    help="Ask this source only, or these.  [default: all of them, in this order]",
+)
 @click.option("--note", default="", help="Where the recording is taken, and of what.")
 def gpu_command(
-    host: str, port: int, interval: float, record: Path | None, replay: Path | None, note: str
+    host: str,
+    port: int,
+    interval: float,
+    record: Path | None,
+    replay: Path | None,
+    names: tuple[str, ...],
+    note: str,
 ) -> None:
     """Tensor pipes, memory, residency, power, clocks and PCIe of each GPU.
 
-    Sources in order: NVML's GPM counters, DCGM 4, NVML. A metric that none of them tells is absent,
-    and longleaf_gpu_metric_supported says 0.
+    Sources in order: NVML's GPM counters, DCGM 4, CUPTI's PM sampling, NVML. A metric that none of
+    them tells is absent, and longleaf_gpu_metric_supported says 0.
     """
     logging.basicConfig(level="INFO", format="%(message)s")
-    sources: list[Source] = [NvmlGpm(), Dcgm(), Nvml()]
+    sources = [make() for name, make in SOURCES.items() if name in names or not names]
     if replay is not None:
         sources = list(load_recording(replay))
     recorders = [Recorder(source) for source in sources]

@@ -9,6 +9,7 @@ from longleaf.exporters.source import Figures, SourceError
 _FIELDS: Mapping[str, int] = {
     "tensor_active_ratio": 1004,
     "dram_active_ratio": 1005,
+    "sm_active_ratio": 1002,
     "sm_resident_ratio": 1001,
     "pcie_transmit_bytes_per_second": 1009,
     "pcie_receive_bytes_per_second": 1010,

@@ -117,12 +117,15 @@ class GpuExporter:
 
 
 _COUNTERS = (
-    *("tensor_active_ratio", "dram_active_ratio"),
+    *("tensor_active_ratio", "dram_active_ratio", "sm_active_ratio"),
     *("pcie_receive_bytes_per_second", "pcie_transmit_bytes_per_second"),
 )
 WANTED_OF = {
     "nvml_gpm": _COUNTERS,
     "dcgm": (*_COUNTERS, "sm_resident_ratio"),
+    "cupti_pm": (
+        *("tensor_active_ratio", "dram_active_ratio", "sm_active_ratio", "sm_resident_ratio"),
+    ),
     "nvml": tuple(name for name in GPU_METRICS if name not in _COUNTERS),
 }
 """What each source is for, to be said where it cannot even be opened."""

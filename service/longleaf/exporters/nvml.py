@@ -189,6 +189,7 @@ class NvmlGpm:
         return (
             ("tensor_active_ratio", n.NVML_GPM_METRIC_ANY_TENSOR_UTIL, 0.01),
             ("dram_active_ratio", n.NVML_GPM_METRIC_DRAM_BW_UTIL, 0.01),
+            ("sm_active_ratio", n.NVML_GPM_METRIC_SM_UTIL, 0.01),
             ("pcie_receive_bytes_per_second", n.NVML_GPM_METRIC_PCIE_RX_PER_SEC, _MIB),
             ("pcie_transmit_bytes_per_second", n.NVML_GPM_METRIC_PCIE_TX_PER_SEC, _MIB),
         )

@@ -1,0 +1,80 @@
+"""CUPTI: what the real library is asked of each chip, and how samples become figures."""
+
+import ctypes
+from collections.abc import Sequence
+
+import pytest
+
+from longleaf.exporters._cupti import Cupti, MetricConfig, count_devices, find_library
+from longleaf.exporters.cupti import COUNTERS, CuptiPm, ratios
+from longleaf.exporters.source import SourceError
+
+
+@pytest.fixture(scope="module")
+def cupti() -> Cupti:
+    try:
+        return Cupti(find_library())
+    except SourceError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("chip", [b"GH100", b"GB202"])
+def test_every_counter_fits_one_pass(cupti: Cupti, chip: bytes) -> None:
+    """H200; RTX PRO 6000 Blackwell. The plan is made without a GPU."""
+    config = MetricConfig(cupti, chip, COUNTERS)
+    assert len(config.image) > 500
+    config.close()
+
+
+def test_an_unknown_counter_and_a_plan_of_two_passes_are_refused(cupti: Cupti) -> None:
+    with pytest.raises(SourceError, match="cuptiProfilerHostConfigAddMetrics: CUPTI_ERROR_INV"):
+        MetricConfig(cupti, b"GH100", ["sm__no_such_counter.avg"])
+    with pytest.raises(SourceError, match="need 2 passes, not one"):
+        MetricConfig(cupti, b"GH100", ["sm__inst_executed_pipe_tensor.avg"])
+    with pytest.raises(SourceError, match="cuptiProfilerHostInitialize"):
+        MetricConfig(cupti, b"no such chip", COUNTERS)
+
+
+def test_without_a_driver_it_says_so() -> None:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        with pytest.raises(SourceError, match="CUDA driver: libcuda"):
+            count_devices()
+    else:
+        pytest.skip("there is a driver")
+
+
+class FakeSampler:
+    def __init__(self, samples: Sequence[Sequence[float]]) -> None:
+        self._samples = samples
+        self.closed = 0
+
+    def samples(self) -> Sequence[Sequence[float]]:
+        return self._samples
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_ratio_is_of_all_cycles_together() -> None:
+    """Elapsed cycles, DRAM percent, tensor, SM and graphics cycles: a slow and a fast interval."""
+    samples = [(1000.0, 80.0, 0.0, 1000.0, 1000.0), (3000.0, 40.0, 1200.0, 600.0, 3000.0)]
+    assert ratios(samples) == {
+        "tensor_active_ratio": 0.3,
+        "sm_active_ratio": 0.4,
+        "sm_resident_ratio": 1.0,
+        "dram_active_ratio": 0.6,
+    }
+    assert ratios([]) == {}
+    assert "dram_active_ratio" not in ratios([(1000.0, float("nan"), 0.0, 0.0, 0.0)])
+
+
+def test_a_gpu_that_counts_nothing_is_not_supported() -> None:
+    samplers = {"0": FakeSampler([(10.0, 50.0, 1.0, 2.0, 10.0)]), "1": FakeSampler([])}
+    source = CuptiPm(lambda: samplers)
+    assert set(source.open().values()) == {"not counted"}
+    assert source.sample()["0"]["tensor_active_ratio"] == 0.1
+    assert source.sample()["1"] == {}
+    source.close()
+    assert [sampler.closed for sampler in samplers.values()] == [1, 1]
