@@ -33,9 +33,8 @@ OUR_CONTEXTS = (K, 8 * K, 32 * K, 64 * K, 128 * K, 185_000)
 STOCK_CONTEXTS = (K, 8 * K, 32 * K)
 WIDTH_CONTEXTS = (K, 16 * K, 64 * K)
 WIDTHS = (1, 8, 16, 32, 64)
-EXTENDS = (16, 64, 128, 192, 256, 384, 512, 1024)
-"""New tokens over a cached prefix, on both sides of where the two forms cost the same."""
-EXTEND_PREFIX = 32 * K
+EXTENDS = {32 * K: (16, 64, 128, 192, 256, 384, 512, 1024), 128 * K: (64, 128, 192, 256, 384, 512)}
+"""New tokens by the cached prefix, on both sides of where the two forms cost the same."""
 EXTEND_FORMS = {
     "absorbed": {"LONGLEAF_ABSORBED_EXTEND_TOKENS": "2048"},
     "up-torch": {"LONGLEAF_ABSORBED_EXTEND_TOKENS": "0"},
@@ -199,28 +198,18 @@ def part_stock(record: Record) -> None:
 
 
 def part_extend(record: Record) -> None:
-    """Absorbed against up-projected extends, and the kernels of the latter: prefill in chunks."""
+    """Absorbed against up-projected extends over each prefix."""
     specs = [
         long(Method.OURS_PLAIN, f"extend-{name}").variant(
-            f"extend-{name}", pool_tokens=140_000, environment=environment
+            f"extend-{name}", pool_tokens=160_000, environment=environment
         )
         for name, environment in EXTEND_FORMS.items()
     ]
-    prompt = random_prompt(64 * K)
     with serve(specs, LOGS) as servers:
-        for name in EXTEND_FORMS:
-            client = servers[f"extend-{name}"].client
-            for context in (EXTEND_PREFIX, 64 * K) if name != "absorbed" else (EXTEND_PREFIX,):
-                first = client.generate(prompt[:context], 1, timeout=600)
-                record.add(
-                    "prefill",
-                    server=f"extend-{name}",
-                    context=context,
-                    cached=first.cached_tokens,
-                    seconds=round(first.first_token_seconds, 4),
-                )
-            for new in EXTENDS:
-                measure_extend(record, client, f"extend-{name}", EXTEND_PREFIX, 4, new)
+        for prefix, lengths in EXTENDS.items():
+            for name, server in servers.items():
+                for new in lengths:
+                    measure_extend(record, server.client, name, prefix, 4, new)
 
 
 def part_adaptive(record: Record) -> None:

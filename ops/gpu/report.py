@@ -105,27 +105,26 @@ def prefill_rows(measured: Measured) -> Iterator[Row]:
 
 def extend_rows(measured: Measured) -> Iterator[Row]:
     """Both forms of an extend by its length, and the length up to which the absorbed one wins."""
-    times: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in EXTEND_FORMS}
-    for entry in measured.entries("extends"):
-        times[entry["server"].removeprefix("extend-")][entry["new"]] = entry
-    for name, found in times.items():
-        for new, entry in sorted(found.items()):
-            yield time_row(f"extend_32k_{new}_{name.replace('-', '_')}_ms", entry)
-    absorbed = times["absorbed"]
-    others = [found for name, found in times.items() if name != "absorbed"]
-    best = [
-        new
-        for new in EXTENDS
-        if new in absorbed
-        and all(absorbed[new]["ms"] < found[new]["ms"] for found in others if new in found)
-    ]
-    if absorbed:
-        yield Row("extend_absorbed_wins_to", max(best, default=0), "tokens", n=len(absorbed))
-    for name in EXTEND_FORMS:
-        prefill = measured.find("prefill", f"extend-{name}", 65_536)
-        if prefill is not None:
-            row = f"prefill_32k_64k_{name.replace('-', '_')}_s"
-            yield Row(row, prefill["seconds"], "s", better="lower")
+    for prefix, lengths in EXTENDS.items():
+        times: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in EXTEND_FORMS}
+        for entry in measured.entries("extends"):
+            if entry["context"] == prefix:
+                times[entry["server"].removeprefix("extend-")][entry["new"]] = entry
+        for name, found in times.items():
+            for new, entry in sorted(found.items()):
+                row = f"extend_{name_of(prefix)}_{new}_{name.replace('-', '_')}_ms"
+                yield time_row(row, entry)
+        absorbed = times["absorbed"]
+        others = [found for name, found in times.items() if name != "absorbed"]
+        best = [
+            new
+            for new in lengths
+            if new in absorbed
+            and all(absorbed[new]["ms"] < found[new]["ms"] for found in others if new in found)
+        ]
+        if absorbed:
+            row = f"extend_{name_of(prefix)}_absorbed_wins_to"
+            yield Row(row, max(best, default=0), "tokens", n=len(absorbed))
 
 
 def profile_rows(measured: Measured) -> Iterator[Row]:

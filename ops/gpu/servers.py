@@ -25,7 +25,7 @@ NO_MULTICAST: Mapping[str, str] = {
 }
 """Several GPUs without NVLink multicast, which can put GPUs that others share out of service; and
 the all-reduce that sgl_kernel has compiled, in place of one that would be compiled here."""
-_FIRST_PORT = 31_000
+_FIRST_PORT = 12_000
 _PORTS_APART = 100  # a server takes a few ports above its own
 
 
@@ -267,8 +267,12 @@ def serve(
 
 
 def free_port(index: int) -> int:
-    """A port for the index-th server of this process; servers take ports above theirs too."""
-    return _FIRST_PORT + (os.getpid() % 25) * 1200 + _PORTS_APART * index
+    """A port for the index-th server of this process; servers take ports above theirs too.
+
+    All lie below 32,768: whoever polls a port among those that connections are given may be given
+    that port, and then talks to itself and keeps the server from it.
+    """
+    return _FIRST_PORT + (os.getpid() % 16) * 1200 + _PORTS_APART * index
 
 
 def command_of(pid: int) -> str:

@@ -10,7 +10,7 @@ import pytest
 
 from longleaf.engine import widths
 from longleaf.engine.options import EngineOptions, captured_nodes, read_options
-from longleaf.engine.widths import VerifyRunners, WidthPolicy, make_budget
+from longleaf.engine.widths import VerifyRunner, VerifyRunners, WidthPolicy, make_budget
 
 
 def test_captured_node_counts_follow_the_server_unless_options_say_otherwise() -> None:
@@ -101,7 +101,7 @@ class Runner:
             assert runner.attn_backend == attn_backend
             self.made.append((speculative_num_draft_tokens, attn_backend))
             rows = speculative_num_draft_tokens + self.rows_off
-            return SimpleNamespace(captured_req_width=rows)
+            return SimpleNamespace(captured_req_width=rows, max_bs=8)
 
         return make
 
@@ -133,6 +133,13 @@ def test_every_node_count_but_sglangs_own_is_captured_with_a_backend(runner: Run
     runners.activate(64)
     assert runner.decode_cuda_graph_runner == "graphs of SGLang"
     assert set(runners.attn_backends) == {"backend of SGLang", "backend 8", "backend 1"}
+    runner_of_64 = SimpleNamespace(captured_req_width=64, max_bs=4)
+    runners._runners[64] = VerifyRunner("backend of SGLang", runner_of_64)
+    assert [runners.holding(count, 4) for count in (1, 2, 8, 9, 64)] == [1, 8, 8, 64, 64]
+    assert runners.holding(65, 1) is None
+    assert runners.holding(9, 8) is None
+    assert runners.holding(2, 8) == 8
+    assert runners.holding(2, 9) is None
     with pytest.raises(KeyError):
         runners.activate(9)
 

@@ -27,6 +27,9 @@ ROW_ERROR = 8e-3
 """Of the worst row: rounding of weights, parts and results to bfloat16 gives some 3e-3. The
 reference reads the same stored e4m3 values, so it holds for those too."""
 LSE_ERROR, LSE_RELATIVE = 1e-3, 1e-5  # sums run in float32; scores of hundreds round more
+SCALED_LSE_ERROR = 3e-3
+"""Where an e4m3 cache has a scale, the step's own rows are divided by it and rounded to float16:
+2^-12 of each of 576 products of a score of deviation 1.7 is some 3e-4; this is its tail."""
 NAN = float("nan")
 
 
@@ -50,7 +53,8 @@ def check(case: Case, workspace: torch.Tensor, split: WorkSplit | None = None) -
     errors = row_errors(out, reference)
     assert (errors < ROW_ERROR).all(), worst(errors)
     off = (lse - lse_reference).abs()
-    assert (off <= LSE_ERROR + LSE_RELATIVE * lse_reference.abs()).all(), worst(off)
+    bound = LSE_ERROR if case.shape.kv_scale == 1 else SCALED_LSE_ERROR
+    assert (off <= bound + LSE_RELATIVE * lse_reference.abs()).all(), worst(off)
     return float(errors.max())
 
 

@@ -137,7 +137,8 @@ def test_rows_say_up_to_where_absorbed_extends_win_and_what_a_profile_found() ->
     }
     document = {"extends": extends, "profile": [profile], "profiled_steps": [profiled]}
     rows = {row.name: row for row in rows_of(document)}
-    assert rows["extend_absorbed_wins_to"].value == 64
+    assert rows["extend_32k_absorbed_wins_to"].value == 64
+    assert "extend_128k_absorbed_wins_to" not in rows
     assert rows["extend_32k_256_up_torch_ms"].value == 8.5
     assert rows["profile_64k_gap_1_us"].why == (
         "verify -> accept, longest gemm -> argmax; capture it"

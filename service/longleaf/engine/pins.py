@@ -53,6 +53,9 @@ SOURCES: Mapping[str, str] = {
     "sglang.srt.layers.radix_attention": (
         "455f259bdd95147ef1f369777e97113b33ec0cbe15222a323ff986e2b36bf89b"
     ),
+    "sglang.srt.layers.logits_processor": (
+        "cf3f0f71ff54870362698ebf2b67ced9d668ee59bfc9e0e97510f6f99a4aa016"
+    ),
     "sglang.srt.managers.overlap_utils": (
         "7762a4e463a8052fdac22e76ba904cedb35fb2deabda687849724a354bc891aa"
     ),

@@ -1,5 +1,6 @@
 """The first requests of a server, so that no later one compiles anything. Standard library only."""
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -51,7 +52,7 @@ class Client:
             with error:
                 said = error.read(300).decode(errors="replace")
             raise HttpError(f"{request.selector} answered {error.code}: {said}") from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise HttpError(f"{request.selector}: {error}") from error
 
 
@@ -63,6 +64,8 @@ def warmup_requests(grammar: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "sampled", {"text": "Once upon a time", "sampling_params": sampled}
     short = {"temperature": 0, "max_new_tokens": 4, "ignore_eos": True}
     yield "extend", {"text": _PASSAGE + "And then?", "sampling_params": short}
+    # Beyond every captured width, so that it runs operator by operator.
+    yield "long extend", {"text": _PASSAGE + _PASSAGE.upper(), "sampling_params": short}
     if grammar:
         schema = {"temperature": 0, "max_new_tokens": 24, "json_schema": json.dumps(_SCHEMA)}
         yield "JSON schema", {"text": "Answer in JSON: 1 + 1 = ", "sampling_params": schema}

@@ -127,6 +127,18 @@ class VerifyRunners:
         self._model_runner.attn_backend = chosen.attn_backend
         self._model_runner.decode_cuda_graph_runner = chosen.graph_runner
 
+    def holding(self, tokens: int, requests: int) -> int | None:
+        """Return the least node count whose graphs hold so many rows of so many requests."""
+        fit = [
+            count
+            for count, runner in self._runners.items()
+            if count >= tokens
+            and runner.graph_runner is not None
+            and runner.graph_runner.captured_req_width == count
+            and runner.graph_runner.max_bs >= requests
+        ]
+        return min(fit, default=None)
+
     @property
     def attn_backends(self) -> tuple[Any, ...]:
         """Every backend that a verify can run on."""

@@ -32,6 +32,7 @@ from longleaf.engine.compaction import TargetCompactor
 from longleaf.engine.draft_head import DraftMarginals, MarginalHead, head_shard
 from longleaf.engine.metrics import EngineObserver, PhaseClock, StepLedger, StepRecord
 from longleaf.engine.options import captured_nodes, engine_options
+from longleaf.engine.short_extend import ShortExtends
 from longleaf.engine.verify_input import RootTrees, verify_input
 from longleaf.engine.widths import VerifyRunners, WidthPolicy, make_budget, spec_width
 from longleaf_kernels._tree import DraftTrees
@@ -43,7 +44,8 @@ logger = logging.getLogger(__name__)
 class DDTreeWorker(DFlashWorkerV2):
     """Drafts a block of F tokens, verifies a tree of Q nodes, commits its longest accepted path.
 
-    Prefill and idle steps are DFLASH's. A decode step, all of it queued on the forward stream
+    Prefill and idle steps are DFLASH's; a prefill of few new tokens is a chain in a verify graph
+    (`short_extend`). A decode step, all of it queued on the forward stream
     and none of it waited for:
 
     - draft: block of F rows through the drafter's own graph, whose tail leaves marginals;
@@ -124,6 +126,10 @@ class DDTreeWorker(DFlashWorkerV2):
             super().init_cuda_graphs()
         graphs = get_exec().graph.cuda_graph_config.decode.backend != Backend.DISABLED
         self._runners.build(self._nodes, self._reserved, graphs)
+        if graphs:
+            self.model_runner.prefill_cuda_graph_runner = ShortExtends(
+                self.model_runner, self._runners
+            )
         if self.server_args.enable_metrics and self.ps.tp_rank == 0:
             self._observer = self._make_observer()
 

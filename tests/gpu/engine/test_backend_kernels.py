@@ -51,7 +51,7 @@ def test_prefill_kernels_agree_with_plain_attention(
 ) -> None:
     """Packed requests, one of them without keys; values as strided views, as SGLang gives them."""
     if kernel == "fa3":
-        pytest.importorskip("sgl_kernel.flash_attn")
+        pytest.importorskip("sgl_kernel.flash_ops", reason="needs sgl_kernel's FlashAttention 3")
         if torch.cuda.get_device_capability()[0] != 9:
             pytest.skip("FlashAttention 3 needs sm_90")
     monkeypatch.setenv(extend.KERNEL_VARIABLE, kernel)

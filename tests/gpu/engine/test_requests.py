@@ -10,6 +10,7 @@ import pytest
 from ops.bench.prompts import PromptSource
 from ops.gpu.client import Client
 from ops.gpu.judge import GAP, partings, wrong
+from ops.gpu.reference import NODES
 from tests.gpu.engine.fleet import Fleet, ask_all
 
 SCHEMA = {
@@ -138,3 +139,27 @@ def test_retracted_answers_are_whole(fleet: Fleet, source: PromptSource) -> None
     assert sum(int(answer.meta["num_retractions"]) for answer in answers) > 0
     assert wrong(partings(answers, references)) == []
     assert wait_until_free(client, start) == start
+
+
+@pytest.mark.servers("plain", "ddtree")
+def test_follow_ups_of_few_tokens_answer_as_whole_prompts_do(
+    fleet: Fleet, source: PromptSource
+) -> None:
+    """Extends of few tokens over a cached prefix run in a verify graph, alone and batched."""
+    client = fleet.client("ddtree")
+    prompts = [prompt.tokens.tolist() for prompt in source.cut("code", 700, 1)][:NODES]
+    client.post("/flush_cache", {})
+    ask_all(client, [prompt[: -1 - index] for index, prompt in enumerate(prompts)], 1)
+    log = fleet.server("ddtree").log
+    seen = log.stat().st_size
+    alone = [client.generate(prompt, 64) for prompt in prompts[:3]]
+    together = ask_all(client, prompts[3:], 64)
+    cached = [answer.cached_tokens for answer in (*alone, *together)]
+    assert all(len(prompt) - count <= NODES for prompt, count in zip(prompts, cached, strict=True))
+    with log.open() as text:
+        text.seek(seen)
+        prefills = [line for line in text if "Prefill batch" in line]
+    assert prefills
+    assert all("cuda graph: True" in line for line in prefills)
+    references = ask_all(fleet.client("plain"), prompts, 64, top_logprobs=3)
+    assert wrong(partings([*alone, *together], references)) == []

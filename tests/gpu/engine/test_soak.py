@@ -81,7 +81,7 @@ def leave(client: Client, job: Job) -> str:
 def test_a_soak_leaks_no_slot_and_loses_no_answer(fleet: Fleet) -> None:
     client = fleet.client("soak")
     probe = random_prompt(3000, 99)
-    client.json("/flush_cache", {})
+    client.post("/flush_cache", {})
     start = client.free_tokens()
     first = client.generate(probe, 64).tokens
     ends: Counter[str] = Counter()
