@@ -55,6 +55,16 @@ class _Ended:
 _Command = Callable[[_Commands], None]
 
 
+class RunsRequests(Protocol):
+    """What a stream of events needs of an engine."""
+
+    def submit(self, request: GenerationRequest, sink: EventSink) -> None:
+        """Queue ``request``; its events, the last one with ``finish``, go to ``sink``."""
+
+    def cancel(self, request: GenerationRequest) -> None:
+        """End ``request``, if it has not ended."""
+
+
 class EngineDeadError(RuntimeError):
     """The engine's thread has ended: no request can be served any more."""
 
@@ -210,7 +220,7 @@ class GenerationStream:
     is left.
     """
 
-    def __init__(self, engine: Engine, request: GenerationRequest) -> None:
+    def __init__(self, engine: RunsRequests, request: GenerationRequest) -> None:
         self.request = request
         self._engine = engine
         self._loop = asyncio.get_running_loop()

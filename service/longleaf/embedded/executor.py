@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from longleaf.ddtree import Accepted
 from longleaf.embedded.loads import LoadCounters
@@ -21,6 +22,21 @@ class Failure:
 
     state: RequestState
     error: Exception
+
+
+class BatchExecutor(Protocol):
+    """What a scheduler needs of whoever runs its batches: nothing that it holds is lost, whatever
+    fails.
+    """
+
+    def rows_needed(self, state: RequestState) -> int:
+        """Slots that the next step of ``state`` takes at most."""
+
+    def prefill(self, chunks: Sequence[Chunk]) -> tuple[list[PrefillResult], list[Failure]]:
+        """Compute ``chunks``; their slots go to their requests, or back to the pool."""
+
+    def step(self, batch: Sequence[RequestState]) -> tuple[list[StepResult], list[Failure]]:
+        """Run one decode step of ``batch``."""
 
 
 class Executor:
@@ -44,6 +60,10 @@ class Executor:
         self._decode = decode
         self._recorder = recorder
         self._counters = counters
+
+    def rows_needed(self, state: RequestState) -> int:
+        """Slots that the next step of ``state`` takes at most: the root and its drafted nodes."""
+        return self._decode.rows_needed(state)
 
     def prefill(self, chunks: Sequence[Chunk]) -> tuple[list[PrefillResult], list[Failure]]:
         """Compute ``chunks`` in one forward; their slots go to their requests, or back

@@ -7,12 +7,16 @@ from longleaf.ddtree import SamplingParams
 from longleaf.embedded.config import ConfigError, DrafterConfig, TargetConfig
 from longleaf.embedded.drafter import Drafter
 from longleaf.embedded.engine import Engine
+from longleaf.embedded.executor import Executor
 from longleaf.embedded.fields import read_object
 from longleaf.embedded.kv_pool import KvPool
+from longleaf.embedded.loads import LoadCounters
+from longleaf.embedded.memory import KvMemory
 from longleaf.embedded.model_set import Models
 from longleaf.embedded.options import EngineOptions, SchedulerOptions
 from longleaf.embedded.recorder import Recorder
 from longleaf.embedded.scheduler import Scheduler
+from longleaf.embedded.step import DecodeStep
 from longleaf.embedded.target import Target
 from longleaf.embedded.tokenizer import Tokenizer
 from longleaf.metrics import EngineMetrics
@@ -47,9 +51,23 @@ class LoadedModels:
     limits: SchedulerOptions
     sampling: SamplingParams
 
+    @property
+    def kv_cache_bytes(self) -> int:
+        """Size of the KV pool's arrays."""
+        return sum(array.nbytes for array in self.models.pool.arrays())
+
+    @property
+    def block_size(self) -> int | None:
+        """Anchor and drafted depths of the drafter; None without one."""
+        return None if self.models.drafter is None else self.models.drafter.config.block_size
+
     def scheduler(self, options: EngineOptions, recorder: Recorder) -> Scheduler:
         """A scheduler on these models; it owns the pool."""
-        return Scheduler(self.models, self.tokenizer, self.limits, options.speculative, recorder)
+        memory, counters = KvMemory(self.limits.max_total_tokens), LoadCounters()
+        decode = DecodeStep(self.models, memory, options.speculative)
+        executor = Executor(self.models, memory, decode, recorder, counters)
+        vocab_size = self.models.target.config.vocab_size
+        return Scheduler(executor, memory, counters, self.tokenizer, vocab_size, self.limits)
 
     def start(self, options: EngineOptions, metrics: EngineMetrics) -> Engine:
         """An engine on these models; close it when done."""

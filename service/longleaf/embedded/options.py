@@ -49,7 +49,8 @@ class SchedulerOptions:
     between two decode steps. ``max_queued_requests``: waiting requests beyond which a new one is
     refused; None for no limit. ``decode_headroom``: room that must be left for each running answer
     before another request is admitted; answers that need more than there is are retracted, newest
-    first, and computed again later.
+    first, and computed again later. ``prefill_first``: no decode step while there is a prompt to
+    compute, as SGLang does; else one chunk and one step take turns.
     """
 
     context_length: int
@@ -58,6 +59,7 @@ class SchedulerOptions:
     max_queued_requests: int | None = None
     chunked_prefill_size: int = 512
     decode_headroom: int = 256
+    prefill_first: bool = False
 
     def __post_init__(self) -> None:
         for name, least in (

@@ -111,7 +111,8 @@ class GenerationRequest:
     ``prompt``: int64 [P], P >= 1. ``max_tokens``: None means up to what context and pool allow.
     ``logprobs``: how many alternatives to report a token, None for no log-probabilities.
     ``speculative=False`` decodes without draft trees. ``cache_salt`` keeps the prompt's cached
-    prefix from other salts.
+    prefix from other salts. ``text``: what kind of text the client says it is; told to nobody
+    but a simulated engine.
     """
 
     rid: str
@@ -127,6 +128,7 @@ class GenerationRequest:
     logprobs: int | None = None
     speculative: bool = True
     cache_salt: str = ""
+    text: str = ""
 
 
 @dataclass(eq=False, slots=True)

@@ -9,13 +9,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from longleaf.embedded.executor import Executor, Failure
+from longleaf.embedded.executor import BatchExecutor, Failure
 from longleaf.embedded.loads import LoadCounters, LoadSnapshot
 from longleaf.embedded.memory import KvLease, KvMemory
-from longleaf.embedded.model_set import Models
-from longleaf.embedded.options import SchedulerOptions, SpeculativeOptions
+from longleaf.embedded.options import SchedulerOptions
 from longleaf.embedded.prefill import Chunk
-from longleaf.embedded.recorder import Recorder
 from longleaf.embedded.request import (
     EventSink,
     Finish,
@@ -27,7 +25,6 @@ from longleaf.embedded.request import (
 )
 from longleaf.embedded.sampling import TokenLogprob
 from longleaf.embedded.slots import SlotError
-from longleaf.embedded.step import DecodeStep
 from longleaf.embedded.text import TextAssembler
 from longleaf.embedded.tokenizer import Tokenizer
 
@@ -46,19 +43,19 @@ class Scheduler:
 
     def __init__(
         self,
-        models: Models,
+        executor: BatchExecutor,
+        memory: KvMemory,
+        counters: LoadCounters,
         tokenizer: Tokenizer,
+        vocab_size: int,
         options: SchedulerOptions,
-        speculative: SpeculativeOptions,
-        recorder: Recorder,
     ) -> None:
-        self._vocab_size = models.target.config.vocab_size
+        self._vocab_size = vocab_size
         self._tokenizer = tokenizer
         self._options = options
-        self.memory = KvMemory(options.max_total_tokens)
-        self._counters = LoadCounters()
-        self._decode = DecodeStep(models, self.memory, speculative)
-        self._executor = Executor(models, self.memory, self._decode, recorder, self._counters)
+        self.memory = memory
+        self._counters = counters
+        self._executor = executor
         self._waiting: deque[RequestState] = deque()
         self._running: list[RequestState] = []
 
@@ -129,8 +126,8 @@ class Scheduler:
         running answers.
         """
         self._admit()
-        self._prefill()
-        self._decode_all()
+        if not (self._prefill() and self._options.prefill_first):
+            self._decode_all()
 
     def snapshot(self) -> LoadSnapshot:
         """Load figures as of now."""
@@ -192,14 +189,15 @@ class Scheduler:
         room = 0
         for other in (*self._running, state):
             room += min(other.remaining, self._options.decode_headroom)
-            room += self._decode.rows_needed(other)
+            room += self._executor.rows_needed(other)
         missing = sum(other.prefill_end - other.kv.length for other in self._prefilling())
         return room + missing + uncached
 
     def _prefilling(self) -> list[RequestState]:
         return [state for state in self._running if state.kv.length < state.prefill_end]
 
-    def _prefill(self) -> None:
+    def _prefill(self) -> bool:
+        """Compute one chunk; whether there was one."""
         left = self._options.chunked_prefill_size
         chunks: list[Chunk] = []
         for state in self._prefilling():
@@ -210,7 +208,7 @@ class Scheduler:
                 chunks.append(Chunk(state, self.memory.allocate(size)))
                 left -= size
         if not chunks:
-            return
+            return False
         results, failures = self._executor.prefill(chunks)
         for result in results:
             state = result.state
@@ -219,6 +217,7 @@ class Scheduler:
             if result.tokens:
                 self._emit(state, result.tokens, result.logprobs, result.finish)
         self._fail(failures)
+        return True
 
     def _make_room(self, state: RequestState, count: int) -> bool:
         """Retract requests newer than ``state``, then itself if it is not alone, until ``count``

@@ -6,10 +6,11 @@ import json
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from longleaf.embedded.engine import Engine, EngineDeadError, GenerationStream
+from longleaf.embedded.engine import EngineDeadError, GenerationStream
 from longleaf.embedded.request import FinishKind, GenerationRequest, StepEvent
 from longleaf.embedded.server.errors import ApiError
 from longleaf.embedded.server.render import DONE, Renderer
+from longleaf.embedded.server.service import ServedEngine
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -26,7 +27,7 @@ class GenerationResponse(Response):
     """
 
     def __init__(
-        self, engine: Engine, request: GenerationRequest, renderer: Renderer, stream: bool
+        self, engine: ServedEngine, request: GenerationRequest, renderer: Renderer, stream: bool
     ) -> None:
         super().__init__()
         self._engine = engine

@@ -48,7 +48,7 @@ def generation_routes(service: Service) -> APIRouter:
         prompt = await encode_chat(body.messages, body.chat_template_kwargs)
         generation = generation_request(body, prompt, max_tokens, top, service.loaded.sampling)
         check_lengths(len(prompt), max_tokens, context_length)
-        renderer = ChatRenderer(body, generation, tokenizer)
+        renderer = ChatRenderer(body, generation, tokenizer, service.fingerprint)
         return GenerationResponse(service.engine, generation, renderer, body.stream)
 
     @router.post("/v1/completions")
@@ -61,7 +61,7 @@ def generation_routes(service: Service) -> APIRouter:
             body, prompt, body.max_tokens, body.logprobs, service.loaded.sampling
         )
         check_lengths(len(prompt), body.max_tokens, context_length)
-        renderer = CompletionRenderer(body, generation, tokenizer)
+        renderer = CompletionRenderer(body, generation, tokenizer, service.fingerprint)
         return GenerationResponse(service.engine, generation, renderer, body.stream)
 
     @router.post("/abort_request")

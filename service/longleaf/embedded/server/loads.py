@@ -43,10 +43,9 @@ def load_body(service: Service, include: str | None) -> dict[str, Any]:
 
 
 def _memory(service: Service, snapshot: LoadSnapshot) -> dict[str, Any]:
-    arrays = service.loaded.models.pool.arrays()
     return {
         "weight_gb": round(service.loaded.info.weight_bytes / _GB, 3),
-        "kv_cache_gb": round(sum(array.nbytes for array in arrays) / _GB, 3),
+        "kv_cache_gb": round(service.loaded.kv_cache_bytes / _GB, 3),
         "graph_gb": 0.0,
         "token_capacity": snapshot.max_total_num_tokens,
     }

@@ -122,6 +122,7 @@ def generation_request(
         logprobs=logprobs,
         speculative=body.speculative,
         cache_salt=(body.cache_salt or "") + (body.extra_key or ""),
+        text=str((body.metadata or {}).get("text", "")),
     )
 
 

@@ -67,7 +67,8 @@ class GenerationBody(_Body):
 
     ``speculative`` is Longleaf's own: false decodes this request without draft trees (for
     comparisons). ``return_spec_tokens_details`` is SGLang's later field: acceptance figures in
-    ``sglext`` and in the last usage object.
+    ``sglext`` and in the last usage object. ``metadata`` is the client's own; a simulated engine
+    reads in it what kind of text it should pretend to write.
     """
 
     model: str = "default"
@@ -90,6 +91,7 @@ class GenerationBody(_Body):
     return_cached_tokens_details: bool = False
     return_spec_tokens_details: bool = False
     speculative: bool = True
+    metadata: dict[str, Any] | None = None
     # Refused unless they ask for nothing.
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0

@@ -35,8 +35,15 @@ def data(body: dict[str, Any]) -> bytes:
 class ChatRenderer:
     """Chat completions."""
 
-    def __init__(self, body: ChatBody, request: GenerationRequest, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        body: ChatBody,
+        request: GenerationRequest,
+        tokenizer: Tokenizer,
+        fingerprint: str | None = None,
+    ) -> None:
         self._body = body
+        self._fingerprint = _fingerprint(fingerprint)
         self._id = request.rid
         self._tokenizer = tokenizer
         self._begun = False
@@ -89,6 +96,7 @@ class ChatRenderer:
             "object": kind,
             "created": int(time.time()),
             "model": self._body.model,
+            **self._fingerprint,
         }
 
     def _chunk(
@@ -127,9 +135,14 @@ class CompletionRenderer:
     """Completions."""
 
     def __init__(
-        self, body: CompletionBody, request: GenerationRequest, tokenizer: Tokenizer
+        self,
+        body: CompletionBody,
+        request: GenerationRequest,
+        tokenizer: Tokenizer,
+        fingerprint: str | None = None,
     ) -> None:
         self._body = body
+        self._fingerprint = _fingerprint(fingerprint)
         self._id = request.rid
         self._tokenizer = tokenizer
         self._created = int(time.time())
@@ -165,6 +178,7 @@ class CompletionRenderer:
             "object": "text_completion",
             "created": self._created,
             "model": self._body.model,
+            **self._fingerprint,
         }
 
     def _choice(self, event: StepEvent) -> dict[str, Any]:
@@ -183,6 +197,10 @@ class CompletionRenderer:
 
     def _text(self, token: int) -> str:
         return self._tokenizer.token_bytes(token).decode("utf-8", "replace")
+
+
+def _fingerprint(fingerprint: str | None) -> dict[str, str]:
+    return {} if fingerprint is None else {"system_fingerprint": fingerprint}
 
 
 def _ending(finish: Finish | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import socket
+from collections.abc import Sequence
 from types import FrameType
 
 import uvicorn
@@ -27,9 +28,9 @@ class DrainingServer(uvicorn.Server):
     server at once.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, services: Sequence[Service]) -> None:
         super().__init__(config)
-        self._service = service
+        self._services = services
         self._drain: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -40,20 +41,22 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called for SIGINT and SIGTERM."""
-        if self._service.draining or self._loop is None:
+        if self._services[0].draining or self._loop is None:
             self.should_exit = self.force_exit = True
             return
-        self._service.draining = True
+        for service in self._services:
+            service.draining = True
         self._loop.call_soon_threadsafe(self._start_drain)
 
     def _start_drain(self) -> None:
         self._drain = asyncio.create_task(self._drain_and_exit())
 
     async def _drain_and_exit(self) -> None:
-        seconds = self._service.server.drain_seconds
+        seconds = self._services[0].server.drain_seconds
         logger.info("draining: running answers have %.0f s", seconds)
         await self._wait_for_answers(seconds)
-        self._service.engine.abort("")
+        for service in self._services:
+            service.engine.abort("")
         await self._wait_for_answers(_CLOSE_SECONDS)
         self.should_exit = True
 
@@ -81,4 +84,4 @@ def serve_engine(
             lifespan="off",
             timeout_graceful_shutdown=_CLOSE_SECONDS,
         )
-        DrainingServer(config, service).run()
+        DrainingServer(config, [service]).run()

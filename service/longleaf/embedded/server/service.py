@@ -4,13 +4,64 @@ down.
 
 import time
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 
-from longleaf.embedded.engine import Engine
-from longleaf.embedded.load import LoadedModels
-from longleaf.embedded.options import EngineOptions
+from longleaf.ddtree import SamplingParams
+from longleaf.embedded.engine import EngineHealth, GenerationStream
+from longleaf.embedded.load import ModelInfo
+from longleaf.embedded.loads import LoadSnapshot
+from longleaf.embedded.options import EngineOptions, SchedulerOptions
+from longleaf.embedded.request import GenerationRequest
 from longleaf.embedded.server.errors import ApiError
+from longleaf.embedded.tokenizer import Tokenizer
+
+
+class ServedEngine(Protocol):
+    """What the routes ask of an engine; nothing here waits."""
+
+    @property
+    def snapshot(self) -> LoadSnapshot:
+        """The scheduler's figures after its last step."""
+
+    @property
+    def health(self) -> EngineHealth:
+        """Whether it lives and moves."""
+
+    def stream(self, request: GenerationRequest) -> GenerationStream:
+        """Submit ``request`` and iterate its events; closing the stream aborts it."""
+
+    def abort(self, prefix: str) -> None:
+        """End every request whose id begins with ``prefix``."""
+
+
+class ServedModel(Protocol):
+    """What the routes tell of the model, and read prompts with."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """Names and sizes."""
+
+    @property
+    def limits(self) -> SchedulerOptions:
+        """Of the scheduler."""
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """What a request that says nothing about sampling gets."""
+
+    @property
+    def kv_cache_bytes(self) -> int:
+        """Size of the KV pool."""
+
+    @property
+    def block_size(self) -> int | None:
+        """Anchor and drafted depths of the drafter; None without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +81,19 @@ class ServerOptions:
 
 @dataclass(slots=True)
 class Service:
-    """One running server. Only ``draining`` changes."""
+    """One running server. Only ``draining`` changes.
 
-    engine: Engine
-    loaded: LoadedModels
+    ``fingerprint`` is every answer's ``system_fingerprint``: what an engine that is not one says.
+    """
+
+    engine: ServedEngine
+    loaded: ServedModel
     options: EngineOptions
     server: ServerOptions
     registry: CollectorRegistry
     started: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
+    fingerprint: str | None = None
 
     @property
     def healthy(self) -> bool:

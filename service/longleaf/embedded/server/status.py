@@ -103,7 +103,7 @@ async def _generates(service: Service) -> bool:
 
 def _model_card(service: Service) -> dict[str, Any]:
     info = service.loaded.info
-    return {
+    card = {
         "id": info.name,
         "object": "model",
         "created": service.started,
@@ -112,15 +112,16 @@ def _model_card(service: Service) -> dict[str, Any]:
         "parent": None,
         "max_model_len": info.context_length,
     }
+    return card if service.fingerprint is None else {**card, "simulated": service.fingerprint}
 
 
 def _server_info(service: Service) -> dict[str, Any]:
     info, limits, spec = service.loaded.info, service.loaded.limits, service.options.speculative
-    drafter = service.loaded.models.drafter
-    block = None
-    if drafter is not None:
-        block = min(spec.block or drafter.config.block_size, drafter.config.block_size)
+    size = service.loaded.block_size
+    block = None if size is None else min(spec.block or size, size)
+    told = {} if service.fingerprint is None else {"simulated": service.fingerprint}
     return {
+        **told,
         "model_path": info.path,
         "tokenizer_path": info.path,
         "served_model_name": info.name,
@@ -136,13 +137,13 @@ def _server_info(service: Service) -> dict[str, Any]:
         "dtype": "float32",
         "host": service.server.host,
         "port": service.server.port,
-        "speculative_algorithm": spec.algorithm.upper() if drafter is not None else None,
-        "speculative_draft_model_path": str(service.options.drafter) if drafter else None,
+        "speculative_algorithm": spec.algorithm.upper() if block is not None else None,
+        "speculative_draft_model_path": str(service.options.drafter) if block else None,
         "speculative_num_steps": None if block is None else block - 1,
-        "speculative_eagle_topk": None if drafter is None else spec.topk,
-        "speculative_num_draft_tokens": None if drafter is None else spec.budget + 1,
+        "speculative_eagle_topk": None if block is None else spec.topk,
+        "speculative_num_draft_tokens": None if block is None else spec.budget + 1,
         "speculative_dflash_block_size": block,
-        "speculative_seed_chain": None if drafter is None else spec.seed_chain,
+        "speculative_seed_chain": None if block is None else spec.seed_chain,
         "status": "ready" if service.healthy else "unhealthy",
         "max_total_num_tokens": limits.max_total_tokens,
         "max_req_input_len": limits.max_input_len,
