@@ -72,11 +72,16 @@ async def test_a_head_that_drips_is_408_all_the_same() -> None:
         writer.close()
 
 
-async def test_a_head_over_the_limit_is_431() -> None:
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_head_over_the_limit_is_431(ends: bool) -> None:
     async with gateway_over(answer_captured_chat, max_header_bytes=4096) as (gateway, _):
         reader, writer = await connect(gateway)
         writer.write(b"GET /livez HTTP/1.1\r\nx-a: " + b"a" * 5000)
-        writer.write(b"\r\n\r\n")
+        if ends:
+            writer.write(b"\r\n\r\n")
+        else:
+            await asyncio.sleep(0.05)
+            writer.write(b"a" * 5000)
         assert error_code(await rest(reader)) == (b"431", "request_too_large")
         writer.close()
 
@@ -108,6 +113,137 @@ async def test_requests_in_a_row_on_one_connection() -> None:
         third = await rest(reader)
         assert third.startswith(b"HTTP/1.1 200 ")
         assert b"connection: close" in third
+        writer.close()
+
+
+@pytest.mark.parametrize("cut", [None, "head", "in the head", "body"])
+async def test_a_wish_for_http_2_is_declined_and_the_request_answered(cut: str | None) -> None:
+    """As Java's HttpClient asks with every request; the connection goes on in HTTP/1.1."""
+    headers = ("connection: Upgrade, HTTP2-Settings, x-hop", "upgrade: h2c", "x-hop: 1")
+    text = wire(chat(), *headers, "http2-settings: AAEAAEAAAAIAAAAAAAMAAAAAAAQBAAAAAAUAAEAA")
+    end = text.index(b"\r\n\r\n") + 4
+    at = {None: len(text), "head": end, "in the head": end - 30, "body": end + 5}[cut]
+    async with gateway_over(answer_captured_chat) as (gateway, (replica,)):
+        reader, writer = await connect(gateway)
+        for _ in range(2):
+            writer.write(text[:at])
+            if cut is not None:
+                await asyncio.sleep(0.05)  # a segment of its own
+                writer.write(text[at:])
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+            body = captured_body("chat")
+            assert await reader.readexactly(len(body)) == body
+        writer.write(text * 2 + wire(chat(), "connection: close"))
+        answers = await rest(reader)
+        assert answers.count(b"HTTP/1.1 200 ") == 3
+        assert answers.count(b"connection: close") == 1
+        sent = [one.json for one in replica.generations]
+        assert [{**one, "rid": ""} for one in sent] == [{**chat(), "rid": ""}] * 5
+        for name in ("upgrade", "http2-settings", "x-hop", "connection"):
+            assert replica.generations[0].header(name) is None
+        writer.close()
+
+
+async def test_a_get_with_a_wish_for_websockets_is_answered() -> None:
+    async with gateway_over(answer_captured_chat) as (gateway, _):
+        reader, writer = await connect(gateway)
+        wish = b"host: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+        writer.write(b"GET /livez HTTP/1.1\r\n" + wish + b"\r\n")
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
+def chunked(*headers: str) -> bytes:
+    """The head of a chat whose body comes in chunks."""
+    lines = [f"POST {CHAT} HTTP/1.1", "host: x", "transfer-encoding: chunked", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_a_body_in_broken_chunks_is_400(together: bool) -> None:
+    async with gateway_over(answer_captured_chat) as (gateway, _):
+        reader, writer = await connect(gateway)
+        writer.write(chunked() + b"2\r\n{}\r\n")
+        if not together:
+            await asyncio.sleep(0.05)
+        writer.write(b"what\r\n{}\r\n0\r\n\r\n")
+        head, _, body = (await rest(reader)).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert b"connection: close" in head
+        assert json.loads(body)["error"]["type"] == "invalid_request_error"
+        writer.close()
+        labels = 'code="400",reason="invalid_request_error",route="chat_completions"'
+        assert await gateway.metric(f"longleaf_gateway_requests_total{{{labels}}}") == 1
+
+
+@pytest.mark.parametrize(
+    ("garbage", "status"),
+    [
+        (b"what is this\r\n\r\n", b"400"),
+        (b"GET /livez HTTP/1.1\r\nx: " + b"y" * 100_000 + b"\r\n\r\n", b"431"),
+        (chunked() + b"what\r\n", b"400"),
+    ],
+)
+async def test_what_came_before_garbage_is_answered_first(garbage: bytes, status: bytes) -> None:
+    async with gateway_over(answer_captured_chat) as (gateway, _):
+        reader, writer = await connect(gateway)
+        writer.write(wire(chat()) * 2 + garbage)
+        answer, body = await rest(reader), captured_body("chat")
+        assert answer.count(body) == 2
+        assert answer.rpartition(body)[2].startswith(b"HTTP/1.1 " + status)
+        writer.close()
+
+
+@pytest.mark.parametrize("rest_of_it", [b"", b"GET /livez HT", wire(chat())[:-1]])
+async def test_whole_requests_before_the_end_of_input_are_answered(rest_of_it: bytes) -> None:
+    """Three sent at once, then perhaps a part of one: as ``nc`` sends what a file holds."""
+    async with gateway_over(answer_captured_chat) as (gateway, (replica,)):
+        reader, writer = await connect(gateway)
+        writer.write(wire(chat()) * 3 + rest_of_it)
+        writer.write_eof()
+        answer = await rest(reader)
+        assert answer.count(captured_body("chat")) == 3
+        assert answer.count(b"HTTP/1.1 200 ") == 3
+        assert len(replica.generations) == 3
+        assert replica.aborted.empty()
+        writer.close()
+
+
+@pytest.mark.parametrize("before", [b"", b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"])
+async def test_empty_lines_do_not_keep_a_connection(
+    before: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("longleaf.gateway.server._KEEPALIVE_SECONDS", 0.4)
+    async with gateway_over(answer_captured_chat) as (gateway, _):
+        reader, writer = await connect(gateway)
+        writer.write(before)
+        answer = asyncio.create_task(rest(reader))
+        while not answer.done():
+            writer.write(b"\r\n")
+            await asyncio.sleep(0.02)
+        assert answer.result().startswith(b"HTTP/1.1 200 ") is (before != b"")
+        writer.close()
+
+
+async def test_a_head_is_not_late_while_its_client_is_made_to_wait() -> None:
+    """Behind two requests, of which the first takes longer than a head may."""
+    release = asyncio.Event()
+
+    async def behaviour(request: Received) -> None:
+        await release.wait()
+        await request.replay("chat")
+
+    async with gateway_over(behaviour, header_timeout=0.1) as (gateway, (replica,)):
+        reader, writer = await connect(gateway)
+        text = wire(chat())
+        writer.write(text * 2 + text[:20])
+        await asyncio.sleep(0.05)
+        writer.write(text[20:])
+        await replica.arrived.get()
+        await asyncio.sleep(0.3)
+        release.set()
+        writer.write_eof()
+        assert (await rest(reader)).count(b"HTTP/1.1 200 ") == 3
         writer.close()
 
 

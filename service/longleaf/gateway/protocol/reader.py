@@ -1,0 +1,144 @@
+"""Bytes of a client into heads and bodies, by httptools' parser."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import httptools
+
+from longleaf.gateway.api import errors
+
+_UPGRADE = frozenset({b"upgrade", b"http2-settings"})
+"""Headers of a wish to switch protocols, and their names in ``Connection``."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHead:
+    """A request's head; header names in lower case."""
+
+    method: str
+    path: bytes
+    query: bytes
+    version: str
+    headers: list[tuple[bytes, bytes]]
+    keep_alive: bool
+    """Whether the client wants to go on after the answer."""
+
+
+class Requests(Protocol):
+    """Gets what a ``RequestReader`` reads, in order."""
+
+    def head_begins(self) -> None:
+        """A request's first bytes are there."""
+        ...
+
+    def head_ends(self, head: RequestHead) -> None:
+        """A request's head is there."""
+        ...
+
+    def body_comes(self, data: bytes) -> None:
+        """A part of its body is there."""
+        ...
+
+    def body_ends(self) -> None:
+        """All of it is there."""
+        ...
+
+
+class RequestReader:
+    """``feed`` it what a connection brings. A wish to switch protocols is declined: the request is
+    read as if it had none, and those after it too.
+    """
+
+    def __init__(self, requests: Requests, max_head_bytes: int) -> None:
+        self.in_head = False
+        """Whether a head has begun and not ended."""
+        self._requests = requests
+        self._max_head_bytes = max_head_bytes
+        self._error: errors.ApiError | None = None
+        self._declined = False
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._head_bytes = self._fed_bytes = 0
+        self.on_body = requests.body_comes
+        self._parser = httptools.HttpRequestParser(self)
+
+    def feed(self, data: bytes) -> None:
+        """Read on. ``ApiError`` for what is no HTTP, or too long: nothing can be read after it."""
+        if self.in_head:  # the parser tells of a header at its end, and holds it until then
+            self._fed_bytes += len(data)
+            if self._fed_bytes > self._max_head_bytes:
+                raise errors.head_too_large(self._max_head_bytes)
+        while True:
+            try:
+                self._parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                data = self._declined_head() + data[upgrade.args[0] :]
+                self._declined = False
+                self._parser = httptools.HttpRequestParser(self)
+            except httptools.HttpParserError:
+                raise self._error or errors.invalid_request(
+                    "The request is not valid HTTP/1.1.", None
+                ) from None
+            else:
+                return
+
+    def on_message_begin(self) -> None:
+        """Called by the parser."""
+        self._url = b""
+        self._headers = []
+        self._head_bytes = self._fed_bytes = 0
+        self.in_head = True
+        self._requests.head_begins()
+
+    def on_url(self, url: bytes) -> None:
+        """Called by the parser, with a part."""
+        self._url += url
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Called by the parser."""
+        self._count(len(name) + len(value) + 4)
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        """Called by the parser."""
+        parser = self._parser
+        url = httptools.parse_url(self._url)
+        method = parser.get_method()
+        if method == b"CONNECT":
+            self._error = errors.invalid_request("This is no proxy: it takes no CONNECT.", None)
+            raise self._error
+        if parser.should_upgrade():
+            self._declined = True  # the parser now takes the body for another protocol's
+            return
+        self.in_head = False
+        version = parser.get_http_version()
+        keep_alive = version != "1.0" and parser.should_keep_alive()
+        path = url.path or b"/"
+        head = RequestHead(
+            method.decode("ascii"), path, url.query or b"", version, self._headers, keep_alive
+        )
+        self._requests.head_ends(head)
+
+    def on_message_complete(self) -> None:
+        """Called by the parser."""
+        if not self._declined:
+            self._requests.body_ends()
+
+    def _declined_head(self) -> bytes:
+        """The latest head without the wish, for another parser."""
+        method, version = self._parser.get_method(), self._parser.get_http_version()
+        lines = [b"%b %b HTTP/%b\r\n" % (method, self._url, version.encode())]
+        for name, value in self._headers:
+            if name == b"connection":
+                said = [word.strip() for word in value.split(b",")]
+                value = b", ".join(word for word in said if word.lower() not in _UPGRADE)
+            if name not in _UPGRADE and value:
+                lines.append(b"%b: %b\r\n" % (name, value))
+        return b"".join((*lines, b"\r\n"))
+
+    def _count(self, size: int) -> None:
+        self._head_bytes += size
+        if self._head_bytes > self._max_head_bytes:
+            self._error = errors.head_too_large(self._max_head_bytes)
+            raise self._error

@@ -1,0 +1,210 @@
+"""One request of a connection: the ASGI application's ``receive`` and ``send``."""
+
+import asyncio
+from enum import Enum, auto
+from typing import Protocol
+
+from starlette.types import Message, Scope
+
+from longleaf.gateway.api.errors import ApiError
+from longleaf.gateway.protocol.response import Headers, ResponseHead, response_head
+
+_UNREAD_BYTES = 256 * 1024
+"""Of a body, above which the client is made to wait."""
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Body(Enum):
+    """Where a request's body stands."""
+
+    COMING = auto()
+    WHOLE = auto()
+    """All of it is here; the application has not got its end."""
+    READ = auto()
+    """The application has all of it."""
+    BROKEN = auto()
+    """It is malformed: no more comes, and the application is told why."""
+
+
+class Answer(Enum):
+    """Where its answer stands."""
+
+    AWAITED = auto()
+    """Nothing of it is sent."""
+    STARTED = auto()
+    COMPLETE = auto()
+    LOST = auto()
+    """The client is gone, or nothing more will come of the application."""
+
+
+class Client(Protocol):
+    """The connection, as a request sees it."""
+
+    loop: asyncio.AbstractEventLoop
+    write_paused: bool
+
+    @property
+    def default_headers(self) -> Headers:
+        """Headers of every answer."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Send bytes."""
+        ...
+
+    async def until_writable(self) -> None:
+        """Return when the client has read some of what was sent, or is gone."""
+        ...
+
+    def pause_reading(self) -> None:
+        """Make the client wait."""
+        ...
+
+    def resume_reading(self) -> None:
+        """Let the client send again."""
+        ...
+
+    def end(self, request: "Request") -> None:
+        """``request`` is answered."""
+        ...
+
+
+class Request:
+    """``expects``: the client waits for a 100 before it sends its body."""
+
+    __slots__ = (
+        "_client",
+        "_error",
+        "_expects",
+        "_head",
+        "_held",
+        "_parts",
+        "_waiter",
+        "answer",
+        "body",
+        "keep_alive",
+        "scope",
+    )
+
+    def __init__(self, client: Client, scope: Scope, keep_alive: bool, expects: bool) -> None:
+        self.scope = scope
+        self.keep_alive = keep_alive
+        """Whether the connection goes on after the answer."""
+        self.body = Body.COMING
+        self.answer = Answer.AWAITED
+        self._client = client
+        self._expects = expects
+        self._parts: list[bytes] = []
+        self._held = 0
+        self._head: ResponseHead | None = None
+        self._error: ApiError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more of the answer is to come."""
+        return self.answer is Answer.COMPLETE or self.answer is Answer.LOST
+
+    @property
+    def open_stream(self) -> bool:
+        """Whether a comment line could be sent now."""
+        head = self._head
+        return self.answer is Answer.STARTED and head is not None and head.events and head.chunked
+
+    def body_comes(self, data: bytes) -> None:
+        """A part of the body."""
+        if self.over:
+            return
+        self._parts.append(data)
+        self._held += len(data)
+        if self._held > _UNREAD_BYTES:
+            self._client.pause_reading()
+        self._wake()
+
+    def body_ends(self) -> None:
+        """The body is here."""
+        self.body = Body.WHOLE
+        self._wake()
+
+    def body_breaks(self, error: ApiError) -> None:
+        """The rest of the body cannot be read: ``error`` is the answer, if there is none yet."""
+        self.body = Body.BROKEN
+        self.keep_alive = False
+        self._error = error
+        self._wake()
+
+    def lose(self) -> None:
+        """The client has left, or the application given up."""
+        if self.answer is not Answer.COMPLETE:
+            self.answer = Answer.LOST
+        self._wake()
+
+    async def receive(self) -> Message:
+        """ASGI's: the body in parts, then, once the client leaves or has its answer, the end.
+
+        ``ApiError`` for a body that is malformed.
+        """
+        while not self.over:
+            if self._error is not None:
+                if self.answer is Answer.AWAITED:
+                    raise self._error
+                break
+            if self._parts or self.body is Body.WHOLE:
+                parts, self._parts = self._parts, []
+                self._held = 0
+                if self.body is Body.WHOLE:
+                    self.body = Body.READ
+                data = parts[0] if len(parts) == 1 else b"".join(parts)
+                more = self.body is Body.COMING
+                return {"type": "http.request", "body": data, "more_body": more}
+            if self._expects:
+                self._expects = False
+                self._client.write(CONTINUE)
+            self._client.resume_reading()
+            self._waiter = self._client.loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        """ASGI's. The head leaves with the body's first part."""
+        client = self._client
+        if message["type"] == "http.response.start":
+            self._start(message)  # without waiting: a comment's head must not come after a body
+            return
+        if client.write_paused and self.answer is not Answer.LOST:
+            await client.until_writable()
+        head = self._head
+        if self.answer is Answer.LOST or head is None:
+            return
+        body: bytes = message.get("body", b"")
+        more: bool = message.get("more_body", False)
+        parts: list[bytes] = []
+        if self.answer is Answer.AWAITED:
+            self.answer = Answer.STARTED
+            parts = head.lines
+        if self.scope["method"] != "HEAD":
+            if not head.chunked:
+                parts.append(body)
+            elif body:
+                parts += (b"%x\r\n" % len(body), body, b"\r\n")
+            if head.chunked and not more:
+                parts.append(b"0\r\n\r\n")
+        client.write(parts[0] if len(parts) == 1 else b"".join(parts))
+        if not more:
+            self.answer = Answer.COMPLETE
+            self._wake()
+            client.end(self)
+
+    def _start(self, message: Message) -> None:
+        self._expects = False
+        headers = (*self._client.default_headers, *message.get("headers", ()))
+        version: str = self.scope["http_version"]
+        self._head = response_head(message["status"], headers, version, self.keep_alive)
+        self.keep_alive = self._head.keep_alive
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
