@@ -68,26 +68,7 @@ class ControlPlane:
             capture_output=True,
         )
         (folder / "tokens.csv").write_text(f'{_ADMIN},admin,1,"system:masters"\n')
-        self.kubeconfig.write_text(
-            json.dumps(
-                {
-                    "apiVersion": "v1",
-                    "kind": "Config",
-                    "clusters": [
-                        {
-                            "name": "c",
-                            "cluster": {
-                                "server": f"https://127.0.0.1:{self.port}",
-                                "insecure-skip-tls-verify": True,
-                            },
-                        }
-                    ],
-                    "users": [{"name": "u", "user": {"token": _ADMIN}}],
-                    "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-                    "current-context": "x",
-                }
-            )
-        )
+        self.write_kubeconfig(self.kubeconfig, f"https://127.0.0.1:{self.port}")
         url, peer = f"http://127.0.0.1:{self._etcd}", f"http://127.0.0.1:{self._etcd_peer}"
         self._run(
             "etcd",
@@ -132,6 +113,23 @@ class ControlPlane:
             "--endpoint-reconciler-type=none",
         )
         eventually(self._ready, "the API server is ready")
+
+    @staticmethod
+    def write_kubeconfig(path: Path, url: str, token: str = _ADMIN) -> None:
+        """For the API server at a URL, by default as its administrator."""
+        cluster = {"server": url, "insecure-skip-tls-verify": True}
+        path.write_text(
+            json.dumps(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Config",
+                    "clusters": [{"name": "c", "cluster": cluster}],
+                    "users": [{"name": "u", "user": {"token": token}}],
+                    "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+                    "current-context": "x",
+                }
+            )
+        )
 
     def stop_api_server(self) -> None:
         """End the API server."""
@@ -212,8 +210,9 @@ class ControlPlane:
         *,
         gpus: int = 0,
         taints: list[dict[str, str]] | None = None,
+        kubelet: tuple[str, int] | None = None,
     ) -> None:
-        """A node as its kubelet and the GPU operator would describe it."""
+        """A node as its kubelet (at an address and port) and the GPU operator describe it."""
         spec = {"taints": taints or []}
         metadata = {"name": name, "labels": {"kubernetes.io/hostname": name, **labels}}
         node = {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec}
@@ -222,7 +221,10 @@ class ControlPlane:
         if gpus:
             room["nvidia.com/gpu"] = str(gpus)
         ready = {"type": "Ready", "status": "True", "reason": "Test", "message": ""}
-        status = {"capacity": room, "allocatable": room, "conditions": [ready]}
+        status: dict[str, Any] = {"capacity": room, "allocatable": room, "conditions": [ready]}
+        if kubelet is not None:
+            status["addresses"] = [{"type": "InternalIP", "address": kubelet[0]}]
+            status["daemonEndpoints"] = {"kubeletEndpoint": {"Port": kubelet[1]}}
         self.ask("PATCH", f"/api/v1/nodes/{name}/status", {"status": status}, kind=_MERGE)
 
     def label_node(self, name: str, labels: Mapping[str, str]) -> None:

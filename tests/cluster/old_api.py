@@ -1,16 +1,18 @@
-"""Kubernetes 1.20 serves EndpointSlices as v1beta1, whose fields that the gateway reads are v1's.
+"""Kubernetes 1.20 serves EndpointSlices and evictions as v1beta1, with the fields of v1's.
 
-A proxy that changes the path alone, and relays everything else as it comes: what is under test
+A proxy that changes the version alone, and relays everything else as it comes: what is under test
 talks to the real API server, with its own token.
 """
 
 import asyncio
+import re
 import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 NEW, OLD = b"/apis/discovery.k8s.io/v1/", b"/apis/discovery.k8s.io/v1beta1/"
+_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.I)
 
 
 @contextmanager
@@ -44,17 +46,24 @@ async def _relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, por
     try:
         head = await reader.readuntil(b"\r\n\r\n")
         first, _, rest = head.partition(b"\r\n")
-        head = first.replace(NEW, OLD, 1) + b"\r\nConnection: close\r\n" + rest
+        length = _LENGTH.search(head)
+        body = await reader.readexactly(int(length[1])) if length else b""
+        if b"/eviction" in first:
+            body = body.replace(b'"policy/v1"', b'"policy/v1beta1"')
+        rest = _LENGTH.sub(f"\r\nContent-Length: {len(body)}".encode(), b"\r\n" + rest)
+        head = first.replace(NEW, OLD, 1) + b"\r\nConnection: close" + rest
         tls = ssl._create_unverified_context()
         upstream, upward = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
         try:
-            upward.write(head)
+            upward.write(head + body)
             while chunk := await upstream.read(65_536):
                 writer.write(chunk)
                 await writer.drain()
         finally:
-            upward.close()
-    except (OSError, asyncio.IncompleteReadError):
+            upward.transport.abort()
+            with suppress(OSError):
+                await upward.wait_closed()
+    except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
         pass
     finally:
         writer.close()

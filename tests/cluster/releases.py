@@ -36,6 +36,12 @@ class Releases:
             *("-f", str(self._chart / "ci" / f"{shape}.yaml"), *sets, *more),
         )
 
+    def token(self, namespace: str, account: str) -> str:
+        """What pods of an account are handed."""
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        return str(self._plane.ask("POST", path, body)["status"]["token"])
+
     def objects(self, namespace: str) -> dict[str, dict[str, Any]]:
         """Objects of the release's kinds by kind and name, without those that the cluster makes."""
         found = {}

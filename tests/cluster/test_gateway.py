@@ -1,14 +1,7 @@
 """The gateway's own account, and the gateway following engines through the API server."""
 
-import os
-import signal
-import subprocess
-import sys
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from json import dumps, loads
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +9,7 @@ import pytest
 
 from tests.cluster.control_plane import ApiError, ControlPlane, eventually, free_port
 from tests.cluster.old_api import translated
+from tests.cluster.processes import addresses, chat, get, running
 from tests.cluster.releases import Releases
 
 NAMESPACE = "following"
@@ -35,12 +29,8 @@ def release(plane: ControlPlane, releases: Releases) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def token(plane: ControlPlane, release: None) -> str:
-    """What the gateway's pods are handed."""
-    path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/chat-longleaf-gateway/token"
-    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    answer = plane.ask("POST", path, body)
-    return str(answer["status"]["token"])
+def token(releases: Releases, release: None) -> str:
+    return releases.token(NAMESPACE, "chat-longleaf-gateway")
 
 
 def _status(plane: ControlPlane, token: str, method: str, path: str, body: Any = None) -> int:
@@ -80,58 +70,21 @@ def test_the_gateways_token_watches_its_endpointslices_and_nothing_else(
     assert found == dict.fromkeys(found, 403)
 
 
-def test_the_engines_account_may_do_nothing(plane: ControlPlane, release: None) -> None:
-    path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/chat-longleaf-engine/token"
-    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
-    token = plane.ask("POST", path, body)["status"]["token"]
+def test_the_engines_account_may_do_nothing(
+    plane: ControlPlane, releases: Releases, release: None
+) -> None:
+    token = releases.token(NAMESPACE, "chat-longleaf-engine")
     assert _status(plane, token, "GET", SLICES.format(NAMESPACE)) == 403
     assert _status(plane, token, "GET", PODS) == 403
 
 
-@contextmanager
-def _process(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "longleaf", *arguments], env={**os.environ, **environment}
-    )
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _get(url: str) -> str | None:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return str(answer.read().decode())
-    except (OSError, urllib.error.URLError):
-        return None
-
-
 def _ready(metrics: str) -> set[str]:
     """Addresses of the replicas that the gateway holds for ready."""
-    lines = (_get(metrics) or "").splitlines()
+    lines = (get(metrics) or "").splitlines()
     held = [line for line in lines if line.startswith("longleaf_gateway_replica_ready{")]
     return {
         address for address in ADDRESSES for line in held if address in line and line[-3:] == "1.0"
     }
-
-
-def _chat(url: str) -> str:
-    body = {
-        "model": "longleaf-tiny",
-        "messages": [{"role": "user", "content": "Count from 1 to 5."}],
-        "max_tokens": 16,
-    }
-    request = urllib.request.Request(
-        f"{url}/v1/chat/completions", dumps(body).encode(), {"content-type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return str(loads(answer.read())["choices"][0]["message"]["content"])
 
 
 def test_the_gateway_follows_engines_that_come_and_go(
@@ -139,17 +92,16 @@ def test_the_gateway_follows_engines_that_come_and_go(
 ) -> None:
     token_file = tmp_path / "token"
     token_file.write_text(token)
-    for address in ADDRESSES:
-        subprocess.run(["ip", "address", "add", f"{address}/32", "dev", "lo"], check=True)
     with ExitStack() as stack:
+        stack.enter_context(addresses(*ADDRESSES))
         for address in ADDRESSES:
             stack.enter_context(
-                _process("embedded", "--host", address, "--served-model-name", "longleaf-tiny")
+                running("embedded", "--host", address, "--served-model-name", "longleaf-tiny")
             )
         api = stack.enter_context(translated(plane.port))
         ports = free_port(), free_port()
         stack.enter_context(
-            _process(
+            running(
                 *("gateway", "--kubernetes-service", f"{NAMESPACE}/chat-longleaf-engine"),
                 *("--kubernetes-port", "http", "--kubernetes-api", api),
                 *("--port", str(ports[0]), "--metrics-port", str(ports[1])),
@@ -157,27 +109,27 @@ def test_the_gateway_follows_engines_that_come_and_go(
             )
         )
         url, metrics = f"http://127.0.0.1:{ports[0]}", f"http://127.0.0.1:{ports[1]}/metrics"
-        eventually(lambda: _get(metrics), "the gateway listens")
+        eventually(lambda: get(metrics), "the gateway listens")
         assert _ready(metrics) == set()
 
         plane.run_pod(NAMESPACE, "chat-longleaf-engine-0", ADDRESSES[0])
         eventually(lambda: _ready(metrics) == {ADDRESSES[0]}, "the first engine is found")
-        assert _get(f"{url}/readyz")
-        assert "1, 2, 3" in _chat(url)
+        assert get(f"{url}/readyz")
+        assert "1, 2, 3" in chat(url)
 
         plane.run_pod(NAMESPACE, "chat-longleaf-engine-1", ADDRESSES[1])
         eventually(lambda: _ready(metrics) == set(ADDRESSES), "the second engine is found")
 
         plane.stop_api_server()
         eventually(
-            lambda: "longleaf_gateway_discovery_up 0.0" in (_get(metrics) or ""),
+            lambda: "longleaf_gateway_discovery_up 0.0" in (get(metrics) or ""),
             "the gateway notices",
         )
         assert _ready(metrics) == set(ADDRESSES)
-        assert "1, 2, 3" in _chat(url)
+        assert "1, 2, 3" in chat(url)
 
         plane.start_api_server()
         plane.ask("DELETE", f"{PODS}/chat-longleaf-engine-0?gracePeriodSeconds=0")
         eventually(lambda: _ready(metrics) == {ADDRESSES[1]}, "the first engine is let go")
-        assert "longleaf_gateway_discovery_up 1.0" in str(_get(metrics))
-        assert "1, 2, 3" in _chat(url)
+        assert "longleaf_gateway_discovery_up 1.0" in str(get(metrics))
+        assert "1, 2, 3" in chat(url)

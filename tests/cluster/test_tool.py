@@ -1,92 +1,206 @@
-"""``longleaf cluster`` against the control plane."""
+"""``longleaf cluster`` against the control plane, with engines and a gateway that run."""
 
+import json
+import signal
+import sys
 import tarfile
+import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import Popen, run
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from longleaf.cluster.bundle import cleaned
+from longleaf.cluster.bundle import cleaned, scrubbed
 from longleaf.cluster.command import cluster_command
+from tests.charts.rendering import Rendered
 from tests.cluster.control_plane import ControlPlane, eventually
+from tests.cluster.old_api import translated
+from tests.cluster.processes import Stream, addresses, chat, get, kubelet, running
 from tests.cluster.releases import Releases
 
 NAMESPACE = "tended"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+BUDGETS = f"/apis/policy/v1beta1/namespaces/{NAMESPACE}/poddisruptionbudgets"
 SECRET = "a-value-that-must-not-leave"
+PROMPT = "Count from 1 to 9, which nobody else shall read."
+ENGINES = {"chat-longleaf-engine-0": "10.77.0.21", "chat-longleaf-engine-1": "10.77.0.22"}
+GATEWAY = "10.77.0.23"
+URL, METRICS = f"http://{GATEWAY}:8080", f"http://{GATEWAY}:9080/metrics"
+KUBELET = "10.77.0.24"
+APART = {
+    "podAntiAffinity": {
+        "requiredDuringSchedulingIgnoredDuringExecution": [
+            {
+                "topologyKey": "kubernetes.io/hostname",
+                "labelSelector": {"matchLabels": {"app.kubernetes.io/component": "engine"}},
+            }
+        ]
+    }
+}
+
+
+@dataclass
+class Release:
+    """The release, and what runs at its pods' addresses."""
+
+    plane: ControlPlane
+    api: str
+    kubeconfig: Path
+    gateway: str
+    log: Path
+    engines: dict[str, Popen[bytes]] = field(default_factory=dict)
+
+    def call(self, *arguments: str) -> Result:
+        """Run ``longleaf cluster``."""
+        options = ("-n", NAMESPACE, "--release", "chat", "--kubeconfig", str(self.kubeconfig))
+        return CliRunner().invoke(cluster_command, [*options, *arguments])
+
+    def node_of(self, pod: str) -> str:
+        """Node of a pod."""
+        return str(self.plane.ask("GET", f"{PODS}/{pod}")["spec"]["nodeName"])
+
+    def logged(self) -> list[dict[str, Any]]:
+        """What the gateway logged."""
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    def answered(self) -> list[tuple[str, int]]:
+        """Replica and tokens of each answer that the gateway logged."""
+        found = [one for one in self.logged() if one.get("route") == "chat_completions"]
+        return [(one["replica"], one["completion_tokens"]) for one in found]
+
+    def states(self, address: str) -> set[str]:
+        """States in which the gateway holds the engine at an address."""
+        lines = (get(METRICS) or "").splitlines()
+        prefix = f'longleaf_gateway_replica_state{{replica="http://{address}:30000",state="'
+        return {
+            line.removeprefix(prefix).partition('"')[0]
+            for line in lines
+            if line.startswith(prefix) and line.endswith(" 1.0")
+        }
 
 
 @pytest.fixture(scope="module")
-def release(plane: ControlPlane, releases: Releases) -> Iterator[None]:
-    plane.add_node("tended-1", {"nvidia.com/gpu.product": "any-gpu"}, gpus=8)
-    releases.apply(
-        *("install", NAMESPACE, "minimal"),
-        engine__extraEnv=[{"name": "PRIVATE", "value": SECRET}],
-        gateway__extraArgs=[f"--upstream-api-key={SECRET}"],
-        gateway__podAnnotations={"note": SECRET},
-    )
-    eventually(
-        lambda: [one for one in plane.items(PODS).values() if one["spec"].get("nodeName")],
-        "pods are placed",
-    )
-    eventually(lambda: len(plane.items(PODS)) == 2, "both pods are made")
-    plane.run_pod(NAMESPACE, "chat-longleaf-engine-0", "10.77.0.21")
-    yield
+def release(
+    plane: ControlPlane, releases: Releases, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Release]:
+    folder = tmp_path_factory.mktemp("tended")
+    log = folder / "gateway.log"
+    logs: dict[str, Path] = {}
+    with ExitStack() as stack:
+        stack.enter_context(addresses(*ENGINES.values(), GATEWAY, KUBELET))
+        port = stack.enter_context(kubelet(KUBELET, logs))
+        for number in (1, 2, 3):
+            labels = {"nvidia.com/gpu.product": "any-gpu"}
+            plane.add_node(f"tended-{number}", labels, gpus=8, kubelet=(KUBELET, port))
+        releases.apply(
+            *("install", NAMESPACE, "minimal"),
+            engine__replicas=2,
+            engine__extraEnv=[{"name": "PRIVATE", "value": SECRET}],
+            engine__affinity=APART,
+            gateway__extraArgs=["--upstream-api-key", SECRET],
+            gateway__podAnnotations={"note": SECRET},
+        )
+        stack.callback(_remove, plane, releases)
+        eventually(
+            lambda: (
+                len(found := plane.items(PODS)) == 3
+                and all(one["spec"].get("nodeName") for one in found.values())
+            ),
+            "three pods are placed",
+        )
+        (gateway,) = set(plane.items(PODS)) - set(ENGINES)
+        logs[f"{gateway}/gateway"] = log
+        api = stack.enter_context(translated(plane.port))
+        plane.write_kubeconfig(folder / "kubeconfig", api)
+        token = folder / "token"
+        token.write_text(releases.token(NAMESPACE, "chat-longleaf-gateway"))
+        found = Release(plane, api, folder / "kubeconfig", gateway, log)
+        for name, address in ENGINES.items():
+            command = ("embedded", "--host", address, "--served-model-name", "longleaf-tiny")
+            found.engines[name] = stack.enter_context(
+                running(*command, "--speculative-algorithm", "none")
+            )
+            plane.run_pod(NAMESPACE, name, address)
+        stack.enter_context(
+            running(
+                *("gateway", "--kubernetes-service", f"{NAMESPACE}/chat-longleaf-engine"),
+                *("--kubernetes-port", "http", "--kubernetes-api", api, "--host", GATEWAY),
+                *("--metrics-host", GATEWAY, "--log-level", "debug"),
+                log=log,
+                LONGLEAF_GATEWAY_KUBERNETES_TOKEN_FILE=str(token),
+                LONGLEAF_GATEWAY_UPSTREAM_API_KEY=SECRET,
+            )
+        )
+        plane.run_pod(NAMESPACE, gateway, GATEWAY)
+        eventually(
+            lambda: all(found.states(address) == {"ready"} for address in ENGINES.values()),
+            "the gateway holds both engines for ready",
+        )
+        yield found
+
+
+def _remove(plane: ControlPlane, releases: Releases) -> None:
     releases.helm("uninstall", "chat", "-n", NAMESPACE)
     for name in plane.items(PODS):
         plane.ask("DELETE", f"{PODS}/{name}?gracePeriodSeconds=0")
-    plane.ask("DELETE", "/api/v1/nodes/tended-1")
+    for number in (1, 2, 3):
+        plane.ask("DELETE", f"/api/v1/nodes/tended-{number}")
 
 
-def _call(releases: Releases, plane: ControlPlane, *arguments: str) -> Result:
-    kubectl = releases.tools.folder / "bin" / "kubectl"
-    options = ("-n", NAMESPACE, "--release", "chat", "--kubectl", str(kubectl))
-    config = ("--kubeconfig", str(plane.kubeconfig))
-    return CliRunner().invoke(cluster_command, [*options, *config, *arguments])
-
-
-def test_status_is_one_table(plane: ControlPlane, releases: Releases, release: None) -> None:
-    done = _call(releases, plane, "status")
+def test_status_is_one_table_of_replicas_and_nodes(release: Release) -> None:
+    done = release.call("status")
     assert done.exit_code == 0, done.output
-    header, *lines = done.stdout.splitlines()
-    assert header.split() == [
-        "POD",
-        "PART",
-        "STATE",
-        "READY",
-        "RESTARTS",
-        "NODE",
-        "GPUS",
-        "PRODUCT",
+    header, *lines = [line.split() for line in done.stdout.splitlines()]
+    assert header == ["POD", "PART", "STATE", "READY", "RESTARTS", "NODE", "GPUS", "PRODUCT"]
+    nodes = {name: release.node_of(name) for name in (*ENGINES, release.gateway)}
+    expected = [
+        [name, "gateway" if name == release.gateway else "engine", "Running", "yes", "0"]
+        for name in nodes
     ]
-    engine = next(line for line in lines if "engine-0" in line)
-    assert engine.split()[1:] == ["engine", "Running", "yes", "0", "tended-1", "8", "any-gpu"]
-    assert len(lines) == 2
+    assert [line[:5] for line in lines[:3]] == expected
+    assert [line[5:] for line in lines[:3]] == [[node, "8", "any-gpu"] for node in nodes.values()]
+    (free,) = {"tended-1", "tended-2", "tended-3"} - {nodes[name] for name in ENGINES}
+    assert lines[3:] == [["-", "node", "No", "engine", "-", "-", free, "8", "any-gpu"]]
 
 
-def test_a_bundle_holds_no_secret(
-    plane: ControlPlane, releases: Releases, release: None, tmp_path: Path
-) -> None:
+def test_a_bundle_holds_no_secret_and_no_prompt(release: Release, tmp_path: Path) -> None:
+    assert chat(URL, messages=[{"role": "user", "content": PROMPT}])
+    eventually(release.answered, "the gateway logs the request")
     path = tmp_path / "bundle.tar.gz"
-    done = _call(releases, plane, "bundle", str(path))
+    done = release.call("bundle", str(path))
     assert done.exit_code == 0, done.output
     with tarfile.open(path) as archive:
         texts = {
-            member.name.rpartition("/")[2]: archive.extractfile(member).read().decode()  # type: ignore[union-attr]
+            member.name.partition("/")[2]: archive.extractfile(member).read().decode()  # type: ignore[union-attr]
             for member in archive.getmembers()
         }
-    assert {"pods.json", "statefulsets.json", "events.json", "nodes.json"} <= set(texts)
-    assert "chat-longleaf-engine-0" in texts["pods.json"]
-    assert "tended-1" in texts["nodes.json"]
+    for name in ("pods", "statefulsets", "deployments", "services", "events", "nodes"):
+        assert json.loads(texts[f"{name}.json"]), name
+    assert json.loads(texts["version.json"])["gitVersion"] == "v1.20.2"
+    assert {one["metadata"]["name"] for one in json.loads(texts["pods.json"])} == {
+        *ENGINES,
+        release.gateway,
+    }
+    assert "10.77.0.21" in texts["endpointslices.json"]
     assert "PRIVATE" in texts["statefulsets.json"]
-    assert SECRET not in "".join(texts.values())
+    assert "--upstream-api-key" in texts["deployments.json"]
+    log = texts[f"logs/{release.gateway}-gateway.txt"]
+    assert [json.loads(one) for one in log.splitlines()] == release.logged()
+    together = "".join(texts.values())
+    assert SECRET not in together
+    assert "nobody else" not in together
 
 
 def test_what_is_cleaned() -> None:
     container = {
         "env": [{"name": "A", "value": "x"}, {"name": "B", "valueFrom": {"secretKeyRef": {}}}],
-        "args": ["--api-key=x", "--api-key-file=/x", "--port=1"],
+        "args": ["--api-key=x", "--api-key", "x", "--max-prefill-tokens=5", "TOKEN=x run"],
+        "httpGet": {"httpHeaders": [{"name": "authorization", "value": "x"}]},
     }
     assert cleaned({"spec": [container], "annotations": {"a": "x"}, "managedFields": []}) == {
         "spec": [
@@ -95,31 +209,166 @@ def test_what_is_cleaned() -> None:
                     {"name": "A", "value": "(removed)"},
                     {"name": "B", "valueFrom": {"secretKeyRef": {}}},
                 ],
-                "args": ["--api-key=(removed)", "--api-key-file=(removed)", "--port=1"],
+                "args": [
+                    *("--api-key=(removed)", "--api-key", "(removed)"),
+                    *("--max-prefill-tokens=5", "TOKEN=(removed) run"),
+                ],
+                "httpGet": {"httpHeaders": [{"name": "authorization", "value": "(removed)"}]},
             }
         ],
         "annotations": {"a": "(removed)"},
     }
+    for secret in ("Bearer abcdef123", "sk-abcdef123", "hf_abcdef123", "my_password: abcdef123"):
+        assert "abcdef123" not in scrubbed(f"refused {secret}, again")
+    said = '{"prompt_tokens": 12, "tokenizer": "a", "status": 200}'
+    assert scrubbed(said) == said
 
 
-def test_drain_takes_an_engine_alone(
-    plane: ControlPlane, releases: Releases, release: None
-) -> None:
-    done = _call(releases, plane, "drain", "chat-longleaf-engine-9")
-    assert done.exit_code == 2
-    assert "chat-longleaf-engine-0" in done.stderr
-    done = _call(releases, plane, "drain", "chat-longleaf-engine-0", "--no-wait")
-    assert done.exit_code == 0, done.output
-    assert plane.ask("GET", "/api/v1/nodes/tended-1")["spec"]["unschedulable"] is True
-    pod = plane.ask("GET", f"{PODS}/chat-longleaf-engine-0")
-    assert pod["metadata"]["deletionTimestamp"]
-    assert pod["metadata"]["deletionGracePeriodSeconds"] == 15 + 120 + 60
-    said = _call(releases, plane, "status").stdout
-    assert "Draining" in said
-    assert "tended-1 (cordoned)" in said
-
-
-def test_no_kubectl_is_said(release: None, plane: ControlPlane) -> None:
-    done = CliRunner().invoke(cluster_command, ["--kubectl", "/nowhere/kubectl", "status"])
+def test_drain_knows_the_engines(release: Release) -> None:
+    done = release.call("drain", "chat-longleaf-engine-9")
     assert done.exit_code == 1
-    assert "install kubectl" in done.stderr
+    assert "chat-longleaf-engine-0, chat-longleaf-engine-1" in done.stderr
+    done = release.call("drain", release.gateway)
+    assert done.exit_code == 1
+    assert "no engine" in done.stderr
+
+
+@pytest.fixture
+def budget(release: Release, releases: Releases) -> Iterator[dict[str, Any]]:
+    """The chart's own budget of the engines, at the version that 1.20 knows."""
+    rendered: Rendered = releases.tools.template("minimal")
+    body = rendered.of("PodDisruptionBudget", "chat-longleaf-engine")
+    body["apiVersion"] = "policy/v1beta1"
+    body["metadata"]["namespace"] = NAMESPACE
+    release.plane.ask("POST", BUDGETS, body)
+    yield body
+    release.plane.ask("DELETE", f"{BUDGETS}/chat-longleaf-engine")
+
+
+def _allowed(release: Release) -> int | None:
+    found = release.plane.ask("GET", f"{BUDGETS}/chat-longleaf-engine").get("status", {})
+    allowed: int | None = found.get("disruptionsAllowed") if "currentHealthy" in found else None
+    return allowed
+
+
+def _unready(release: Release, name: str) -> None:
+    body = {"status": {"conditions": [{"type": "Ready", "status": "False"}]}}
+    kind = "application/strategic-merge-patch+json"
+    release.plane.ask("PATCH", f"{PODS}/{name}/status", body, kind=kind)
+
+
+def test_the_only_ready_engine_stays(release: Release) -> None:
+    _unready(release, "chat-longleaf-engine-1")
+    try:
+        done = release.call("drain", "chat-longleaf-engine-0")
+        assert done.exit_code == 1
+        assert "no other engine is ready" in done.stderr
+    finally:
+        release.plane.run_pod(
+            NAMESPACE, "chat-longleaf-engine-1", ENGINES["chat-longleaf-engine-1"]
+        )
+    node = release.plane.ask("GET", f"/api/v1/nodes/{release.node_of('chat-longleaf-engine-0')}")
+    assert "unschedulable" not in node["spec"]
+
+
+def test_a_refused_eviction_is_undone(release: Release, budget: dict[str, Any]) -> None:
+    _unready(release, "chat-longleaf-engine-1")
+    name, address = "chat-longleaf-engine-0", ENGINES["chat-longleaf-engine-0"]
+    try:
+        eventually(lambda: _allowed(release) == 0, "the budget allows nothing")
+        done = release.call("drain", name, "--only", "--timeout", "3")
+    finally:
+        release.plane.run_pod(
+            NAMESPACE, "chat-longleaf-engine-1", ENGINES["chat-longleaf-engine-1"]
+        )
+    assert done.exit_code == 1
+    assert "disruption budget" in done.stderr
+    assert f"{release.gateway} has let go" in done.stdout
+    assert "serves again" in done.stdout
+    pod = release.plane.ask("GET", f"{PODS}/{name}")
+    assert pod["metadata"]["labels"]["longleaf.dev/serving"] == "true"
+    assert "deletionTimestamp" not in pod["metadata"]
+    node = release.plane.ask("GET", f"/api/v1/nodes/{release.node_of(name)}")
+    assert not node["spec"].get("unschedulable")
+    eventually(lambda: release.states(address) == {"ready"}, "the gateway sends to it again")
+
+
+def test_drain_ends_an_engine_after_gateways_let_go_and_its_streams_end(
+    release: Release, budget: dict[str, Any]
+) -> None:
+    plane = release.plane
+    eventually(lambda: _allowed(release) == 1, "the budget allows one")
+    # One of the two streams is on the engine that goes: least loaded is chosen.
+    streams = [Stream(URL, 1500) for _ in range(2)]
+    for stream in streams:
+        assert stream.started.wait(60)
+    name, address = "chat-longleaf-engine-1", ENGINES["chat-longleaf-engine-1"]
+    old = plane.ask("GET", f"{PODS}/{name}")
+    results: list[Result] = []
+    drain = threading.Thread(target=lambda: results.append(release.call("drain", name)))
+    drain.start()
+    eventually(
+        lambda: plane.ask("GET", f"{PODS}/{name}")["metadata"].get("deletionTimestamp"),
+        "the engine is evicted",
+    )
+    # Evicted, it is no longer sent to; it still answers.
+    assert release.states(address) == {"draining"}
+    assert not any(stream.ended.is_set() for stream in streams)
+    assert "Draining" in release.call("status").stdout
+    assert plane.ask("GET", f"/api/v1/nodes/{old['spec']['nodeName']}")["spec"]["unschedulable"]
+    release.engines[name].send_signal(signal.SIGTERM)
+    assert "1, 2, 3" in chat(URL)
+    for stream in streams:
+        assert stream.ended.wait(120)
+        assert stream.tokens() == 1500
+    assert release.engines[name].wait(timeout=30) == 0
+    eventually(
+        lambda: (f"http://{address}:30000", 1500) in release.answered(),
+        "the gateway logs the stream of the engine that went",
+    )
+    plane.ask("DELETE", f"{PODS}/{name}?gracePeriodSeconds=0")
+    drain.join(timeout=60)
+    assert not drain.is_alive()
+    (done,) = results
+    assert done.exit_code == 0, done.output
+    said = done.stdout
+    steps = ("is cordoned", "leaves its Service", "has let go", "is evicted", "is gone")
+    assert sorted(steps, key=said.index) == list(steps)
+
+    def successor() -> str | None:
+        found = plane.find(f"{PODS}/{name}") or {"metadata": {}, "spec": {}}
+        fresh = found["metadata"].get("uid") not in (None, old["metadata"]["uid"])
+        return found["spec"].get("nodeName") if fresh else None
+
+    assert eventually(successor, "its successor is placed") != old["spec"]["nodeName"]
+    assert f"{old['spec']['nodeName']} (cordoned)" in release.call("status").stdout
+
+
+def test_without_a_cluster_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    done = CliRunner().invoke(cluster_command, ["--kubeconfig", str(tmp_path / "no"), "status"])
+    assert done.exit_code == 1
+    assert "no cluster is configured" in done.stderr
+    path = tmp_path / "away"
+    ControlPlane.write_kubeconfig(path, "https://127.0.0.1:9")
+    done = CliRunner().invoke(cluster_command, ["--kubeconfig", str(path), "status"])
+    assert done.exit_code == 1
+    assert "the API server cannot be reached" in done.stderr
+
+
+def test_without_the_client_it_says_what_to_install() -> None:
+    script = (
+        "import sys; sys.modules['kubernetes'] = None; from longleaf.cli import main; "
+        "main(['cluster', 'status'])"
+    )
+    done = run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "kubernetes is not installed: pip install 'longleaf[cluster]'" in done.stderr
+
+
+def test_a_refused_account_is_told(release: Release, tmp_path: Path) -> None:
+    path = tmp_path / "wrong"
+    ControlPlane.write_kubeconfig(path, release.api, "wrong-token")
+    done = CliRunner().invoke(cluster_command, ["--kubeconfig", str(path), "status"])
+    assert done.exit_code == 1
+    assert "the API server answered 401: Unauthorized" in done.stderr

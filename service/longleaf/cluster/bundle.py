@@ -1,28 +1,46 @@
 """What support asks for, without secrets and without prompts.
 
 Objects of the release, its nodes and events, and the logs of gateways and preflight. Secrets are
-never read. Values of environment variables and annotations are taken out, and so are arguments
-that hold a key; engines' logs stay out, for SGLang can be told to log requests.
+never read. Values of environment variables and annotations are taken out, and whatever looks like
+a key wherever it stands. Engines' logs stay out, for SGLang can be told to log requests; a
+gateway's never holds a word of a prompt.
 """
 
 import io
 import json
+import re
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from longleaf.cluster.kubectl import Kubectl, KubectlError
+from longleaf import __version__
+from longleaf.cluster.client import Cluster, ClusterError
 
-KINDS = ("pods", "statefulsets", "deployments", "services", "endpointslices", "networkpolicies")
 REMOVED = "(removed)"
-_LOG_LINES = "2000"
+_LOGGED = ("gateway", "preflight")
+_LOG_LINES = 2000
+_NAME = r"[\w.-]*(?:key|token(?!s|iz)|secret|passw)[\w.-]*"
+_FLAG = re.compile(rf"--?{_NAME}", re.I)
+_PAIR = re.compile(
+    rf"({_NAME}[\"']?\s*[=:]\s*[\"']?)(?!true\b|false\b|null\b)[^\s\"',;&{{}}\[\]]+", re.I
+)
+_BARE = re.compile(r"\b(Bearer\s+|sk-|hf_|nvapi-|ghp_|eyJ)[\w.~+/=-]{6,}")
+"""Credentials that tell by their first letters what they are."""
+
+
+def scrubbed(text: str) -> str:
+    """Text without what looks like a key."""
+    return _BARE.sub(REMOVED, _PAIR.sub(rf"\1{REMOVED}", text))
 
 
 def cleaned(value: Any) -> Any:
-    """A copy without what may hold a secret."""
+    """A copy of a JSON object without what may hold a secret."""
     if isinstance(value, list):
         return [cleaned(item) for item in value]
+    if isinstance(value, str):
+        return _BARE.sub(REMOVED, value)
     if not isinstance(value, Mapping):
         return value
     kept: dict[str, Any] = {}
@@ -31,65 +49,67 @@ def cleaned(value: Any) -> Any:
             continue
         if name == "annotations" and isinstance(item, Mapping):
             kept[name] = dict.fromkeys(item, REMOVED)
-        elif name == "env" and isinstance(item, list):
-            kept[name] = [_variable(one) for one in item]
+        elif name in ("env", "httpHeaders") and isinstance(item, list):
+            kept[name] = [{**one, "value": REMOVED} if "value" in one else one for one in item]
         elif name in ("args", "command") and isinstance(item, list):
-            kept[name] = [_argument(str(one)) for one in item]
+            kept[name] = list(_arguments([str(one) for one in item]))
+        elif name == "message" and isinstance(item, str):
+            kept[name] = scrubbed(item)
         else:
             kept[name] = cleaned(item)
     return kept
 
 
-def _variable(one: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**one, "value": REMOVED} if "value" in one else one
+def _arguments(words: Sequence[str]) -> Iterator[str]:
+    """``--key=value``, ``--key value`` and KEY=value within scripts lose their values."""
+    hidden = False
+    for word in words:
+        if hidden and not word.startswith("-"):
+            yield REMOVED
+            hidden = False
+            continue
+        hidden = _FLAG.fullmatch(word) is not None
+        yield scrubbed(word)
 
 
-def _argument(text: str) -> str:
-    flag, equals, _ = text.partition("=")
-    secret = any(word in flag.lower() for word in ("key", "token", "secret", "password"))
-    return f"{flag}={REMOVED}" if secret and equals else text
-
-
-def parts(kubectl: Kubectl) -> Iterator[tuple[str, str]]:
+def parts(cluster: Cluster) -> Iterator[tuple[str, str]]:
     """Name and text of each file; one that cannot be had says why."""
-    for kind in KINDS:
-        yield f"{kind}.json", _attempt(lambda kind=kind: _objects(kubectl, kind))
-    yield "events.json", _attempt(lambda: _objects(kubectl, "events", "--ignore-not-found"))
-    yield "nodes.json", _attempt(lambda: _objects(kubectl, "nodes", "--ignore-not-found"))
+    yield "longleaf.json", json.dumps({"version": __version__, "release": cluster.release})
+    for name, ask in cluster.objects():
+        yield f"{name}.json", _attempt(partial(_json, ask))
     try:
-        pods = kubectl.list("pods")
-    except KubectlError:
+        pods = cluster.pods()
+    except ClusterError:
         return
     for pod in pods:
-        name = pod["metadata"]["name"]
-        names = [one["name"] for one in pod["spec"].get("initContainers", ())]
-        names += [one["name"] for one in pod["spec"]["containers"]]
-        for container in set(names) & {"gateway", "preflight"}:
-            arguments = ("logs", name, "--container", container, "--tail", _LOG_LINES)
-            yield (
-                f"logs/{name}-{container}.txt",
-                _attempt(lambda arguments=arguments: kubectl.run(*arguments)),
-            )
+        name, spec = pod["metadata"]["name"], pod["spec"]
+        containers = {one["name"] for one in (*spec.get("initContainers", ()), *spec["containers"])}
+        for container in sorted(containers & set(_LOGGED)):
+            yield f"logs/{name}-{container}.txt", _attempt(partial(_log, cluster, name, container))
 
 
-def _objects(kubectl: Kubectl, kind: str, *more: str) -> str:
-    return json.dumps(cleaned(kubectl.list(kind, *more)), indent=1)
+def _json(ask: Callable[[], Any]) -> str:
+    return json.dumps(cleaned(ask()), indent=1)
 
 
-def _attempt(ask: Any) -> str:
+def _log(cluster: Cluster, pod: str, container: str) -> str:
+    return scrubbed(cluster.log(pod, container, _LOG_LINES))
+
+
+def _attempt(ask: Callable[[], str]) -> str:
     try:
-        return str(ask())
-    except KubectlError as error:
+        return ask()
+    except ClusterError as error:
         return f"not to be had: {error}\n"
 
 
-def write(kubectl: Kubectl, path: Path) -> int:
+def write(cluster: Cluster, path: Path) -> int:
     """Write a .tar.gz of all parts; returns how many there are."""
     count = 0
     with tarfile.open(path, "w:gz") as archive:
-        for name, text in parts(kubectl):
+        for name, text in parts(cluster):
             data = text.encode()
-            info = tarfile.TarInfo(f"longleaf-{kubectl.release}/{name}")
+            info = tarfile.TarInfo(f"longleaf-{cluster.release}/{name}")
             info.size = len(data)
             archive.addfile(info, io.BytesIO(data))
             count += 1

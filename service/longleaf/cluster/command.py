@@ -1,18 +1,53 @@
 """``longleaf cluster``."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from longleaf.cluster import bundle
-from longleaf.cluster.kubectl import Kubectl, KubectlError
-from longleaf.cluster.status import rows, table
+if TYPE_CHECKING:
+    from longleaf.cluster.client import Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What the group's options say."""
+
+    kubeconfig: Path | None
+    context: str | None
+    namespace: str
+    release: str
+
+
+@contextmanager
+def _cluster(where: Where) -> Iterator[Cluster]:
+    """The cluster; its errors as a command's."""
+    try:
+        from longleaf.cluster.client import Cluster, ClusterError
+    except ImportError as error:
+        raise click.ClickException(
+            f"{error.name} is not installed: pip install 'longleaf[cluster]'"
+        ) from error
+    from longleaf.cluster.drain import DrainError
+
+    try:
+        cluster = Cluster.connected(where.kubeconfig, where.context, where.namespace, where.release)
+        try:
+            yield cluster
+        finally:
+            cluster.close()
+    except (ClusterError, DrainError) as error:
+        raise click.ClickException(str(error)) from error
 
 
 @click.group("cluster")
 @click.option("--namespace", "-n", default="default", show_default=True, help="Of the release.")
 @click.option("--release", default="longleaf", show_default=True, help="Name of the release.")
-@click.option("--kubectl", default="kubectl", show_default=True, help="Program.")
 @click.option("--kubeconfig", type=click.Path(path_type=Path), help="As kubectl's.")
 @click.option("--context", "cluster", help="As kubectl's.")
 @click.pass_context
@@ -20,64 +55,49 @@ def cluster_command(
     context: click.Context,
     namespace: str,
     release: str,
-    kubectl: str,
     kubeconfig: Path | None,
     cluster: str | None,
 ) -> None:
     """Look at a release in Kubernetes, drain one engine, collect a support bundle."""
-    program = [kubectl]
-    program += ["--kubeconfig", str(kubeconfig)] if kubeconfig else []
-    program += ["--context", cluster] if cluster else []
-    context.obj = Kubectl(tuple(program), namespace, release)
+    context.obj = Where(kubeconfig, cluster, namespace, release)
 
 
 @cluster_command.command("status")
 @click.pass_obj
-def status_command(kubectl: Kubectl) -> None:
-    """Pods and their nodes in one table."""
-    try:
-        click.echo(table(rows(kubectl.list("pods"), kubectl.list("nodes", "--ignore-not-found"))))
-    except KubectlError as error:
-        raise click.ClickException(str(error)) from error
+def status_command(where: Where) -> None:
+    """Replicas and nodes in one table."""
+    with _cluster(where) as cluster:
+        from longleaf.cluster.status import rows, table
+
+        click.echo(table(rows(cluster.pods(), cluster.nodes())))
 
 
 @cluster_command.command("drain")
 @click.argument("pod")
+@click.option("--cordon/--no-cordon", default=True, show_default=True, help="Its node too.")
+@click.option("--only", is_flag=True, help="Even where no other engine is ready.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Until it is gone.")
-@click.option("--timeout", default=4000.0, show_default=True, help="Seconds to wait.")
+@click.option("--timeout", default=4000.0, show_default=True, help="Seconds to wait for each step.")
 @click.pass_obj
-def drain_command(kubectl: Kubectl, pod: str, wait: bool, timeout: float) -> None:
-    """Take one engine out: its node is cordoned, gateways let go of it, streams end, then it stops.
+def drain_command(
+    where: Where, pod: str, cordon: bool, only: bool, wait: bool, timeout: float
+) -> None:
+    """Take one engine out: gateways let go of it, then it is evicted, and its answers end.
 
-    Deleting the pod takes it off its Service first, which gateways follow; its preStop waits for
-    them, and only then does the engine drain. `kubectl uncordon NODE` lets it come back.
+    Its node is cordoned before. Disruption budgets hold; what cannot be done is undone.
     """
-    try:
-        found = {one["metadata"]["name"]: one for one in kubectl.list("pods")}
-        labels = found.get(pod, {}).get("metadata", {}).get("labels", {})
-        engines = sorted(
-            name
-            for name, one in found.items()
-            if one["metadata"]["labels"].get("app.kubernetes.io/component") == "engine"
-        )
-        if labels.get("app.kubernetes.io/component") != "engine":
-            raise click.BadParameter(f"no engine {pod!r}: {', '.join(engines) or 'there is none'}")
-        node = found[pod]["spec"].get("nodeName")
-        if node:
-            click.echo(kubectl.run("cordon", node).strip())
-        click.echo(
-            kubectl.run(
-                *("delete", "pod", pod, f"--wait={str(wait).lower()}", f"--timeout={timeout:.0f}s"),
-                seconds=timeout + 30,
-            ).strip()
-        )
-    except KubectlError as error:
-        raise click.ClickException(str(error)) from error
+    with _cluster(where) as cluster:
+        from longleaf.cluster.drain import Drain, DrainConfig
+
+        Drain(cluster, DrainConfig(cordon, only, wait, timeout), click.echo).run(pod)
 
 
 @cluster_command.command("bundle")
 @click.argument("path", type=click.Path(path_type=Path, dir_okay=False))
 @click.pass_obj
-def bundle_command(kubectl: Kubectl, path: Path) -> None:
+def bundle_command(where: Where, path: Path) -> None:
     """Collect objects, events and logs into a .tar.gz, without secrets and prompts."""
-    click.echo(f"{bundle.write(kubectl, path)} files in {path}")
+    with _cluster(where) as cluster:
+        from longleaf.cluster import bundle
+
+        click.echo(f"{bundle.write(cluster, path)} files in {path}")
