@@ -16,6 +16,7 @@ COMMANDS: Mapping[str, str] = {
     "preflight": "longleaf.probes.preflight.command:preflight_command",
     "probe": "longleaf.probes.command:probe_command",
     "serve": "longleaf.serve.command:serve_command",
+    "simulate": "longleaf.simulate.command:simulate_command",
 }
 
 

@@ -132,6 +132,18 @@ class EngineMetrics:
         )
 
 
+class SimulationMetrics:
+    """What a simulated engine publishes about the simulation itself."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.lost_seconds = Gauge(
+            "longleaf_simulation_lost_seconds",
+            "Time by which the simulation fell behind its curve because this machine was too slow; "
+            "while it grows, times are not the curve's.",
+            registry=registry,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
     """What an engine reports of its load: requests, tokens, tokens a second, shares from 0 to 1."""
