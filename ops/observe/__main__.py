@@ -114,6 +114,7 @@ def main(
         except FileNotFoundError as error:
             raise click.ClickException(str(error)) from error
         click.echo(f"prometheus    {prometheus.url}")
+        click.echo(f"status page   http://127.0.0.1:{metrics_port}/ui, once the service is ready")
         sys.exit(asyncio.run(_serve(port, metrics_port, engine_port, load=load)))
 
 

@@ -76,6 +76,11 @@ _SWITCH_SECONDS = 0.001
     help="How long running answers may take after SIGTERM.",
 )
 @click.option(
+    "--show-draft-text",
+    is_flag=True,
+    help="Tell the text of draft trees at /longleaf/trees; it is users' text.",
+)
+@click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="warning",
@@ -100,6 +105,7 @@ def embedded_command(
     chunked_prefill_size: int,
     max_body_bytes: int,
     drain_seconds: float,
+    show_draft_text: bool,
     log_level: str,
 ) -> None:
     """Serve the embedded engine: a numpy target and drafter with tree speculation, on this CPU."""
@@ -128,5 +134,7 @@ def embedded_command(
         loaded = load_models(options)
     except (ConfigError, WeightsError, OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    server = ServerOptions(host, port, max_body_bytes, drain_seconds)
+    server = ServerOptions(
+        host, port, max_body_bytes, drain_seconds, show_draft_text=show_draft_text
+    )
     serve_engine(loaded, options, server, log_level)

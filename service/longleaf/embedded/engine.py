@@ -6,12 +6,12 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from longleaf.embedded.loads import LoadSnapshot
-from longleaf.embedded.recorder import Recorder
+from longleaf.embedded.recorder import Recorder, VerifiedTree
 from longleaf.embedded.request import (
     EventSink,
     GenerationRequest,
@@ -104,6 +104,11 @@ class Engine:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    @property
+    def trees(self) -> Sequence[VerifiedTree]:
+        """The last draft trees, oldest first; never waits."""
+        return self._recorder.trees
 
     @property
     def snapshot(self) -> LoadSnapshot:

@@ -1,7 +1,24 @@
-"""Writes what steps did into the engine's metric families."""
+"""Writes what steps did into the engine's metric families, and keeps the last draft trees."""
 
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from longleaf.ddtree import Tree
 from longleaf.embedded.step import PhaseSeconds, StepResult
 from longleaf.metrics import STEP_PHASES, EngineMetrics, context_bucket
+
+_KEPT_TREES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedTree:
+    """A tree, the nodes of it that were accepted, the tokens before it, and when (Unix seconds)."""
+
+    time: float
+    context: int
+    tree: Tree
+    path: tuple[int, ...]
 
 
 class Recorder:
@@ -9,6 +26,8 @@ class Recorder:
 
     def __init__(self, metrics: EngineMetrics, window: int | None = None) -> None:
         self._metrics = metrics
+        self.trees: Sequence[VerifiedTree] = ()
+        """The last ones, oldest first; replaced, never changed, so that any thread may read it."""
         if window is not None:
             metrics.drafter_window_tokens.set(window)
 
@@ -34,6 +53,9 @@ class Recorder:
         for phase in STEP_PHASES:
             metrics.step_seconds.labels(phase, bucket).observe(getattr(seconds, phase))
         metrics.timed_context_tokens.labels(bucket).inc(result.context)
+        if result.tree is not None and len(result.tree) > 1:
+            latest = VerifiedTree(time.time(), result.context, result.tree, result.path)
+            self.trees = (*self.trees[1 - _KEPT_TREES :], latest)
         if plain:
             metrics.plain_step_seconds.labels(bucket).observe(seconds.total)
 

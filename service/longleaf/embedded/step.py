@@ -40,7 +40,8 @@ class StepResult:
     """What one step gave one request.
 
     ``context``: prefix length in tokens when the step began. ``nodes``: rows verified. ``span``:
-    context rows that the drafter's windowed layers read, None when nothing was drafted.
+    context rows that the drafter's windowed layers read, None when nothing was drafted. ``tree``
+    and ``path``: the tree, and the nodes of it that were accepted.
     """
 
     state: RequestState
@@ -51,6 +52,8 @@ class StepResult:
     context: int
     nodes: int
     span: int | None
+    tree: Tree | None = None
+    path: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -238,6 +241,8 @@ class DecodeStep:
             plan.context,
             len(plan.tree),
             plan.span,
+            plan.tree,
+            tuple(path.tolist()),
         )
 
     def discard(self, verified: "VerifiedTree") -> None:

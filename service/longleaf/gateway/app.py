@@ -39,8 +39,8 @@ def build_app(
     drain: Drain,
     prometheus: CollectorRegistry,
     tracing: Tracing | None = None,
-) -> ASGIApp:
-    """The public application. Its lifespan opens and closes the replicas' clients.
+) -> tuple[ASGIApp, ReplicaRegistry]:
+    """The public application, and its replicas. Its lifespan opens and closes their clients.
 
     ``tracing``: by default as configured. Raises ``ValueError`` for a key file that cannot be used.
     """
@@ -95,7 +95,7 @@ def build_app(
     app.include_router(make_router(relay))
     _add_error_handlers(app)
     _add_body_schemas(app, secured=keys is not None)
-    return Front(app, keys, drain, metrics, make_direct(relay), tracing)
+    return Front(app, keys, drain, metrics, make_direct(relay), tracing), registry
 
 
 def _add_error_handlers(app: FastAPI) -> None:

@@ -1,4 +1,4 @@
-"""Runs the gateway: a public port, an admin port for metrics, signals and the drain."""
+"""Runs the gateway: a public port, an admin port for metrics and status, signals, the drain."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,10 @@ from longleaf.gateway.app import build_app
 from longleaf.gateway.config import GatewayConfig
 from longleaf.gateway.drain import Drain
 from longleaf.gateway.protocol import ConnectionLimits, http_protocol
+from longleaf.gateway.replicas.registry import ReplicaRegistry
 from longleaf.gateway.tracing import Tracing
+from longleaf.ui.routes import ui_routes
+from longleaf.ui.state import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +76,7 @@ class GatewayServer:
         self.drain = Drain()
         prometheus = CollectorRegistry()
         ProcessCollector(registry=prometheus)
-        app = build_app(config, self.drain, prometheus, tracing)
+        app, registry = build_app(config, self.drain, prometheus, tracing)
         self._sockets = [listen(config.host, config.port, "--port")]
         try:
             self._sockets.append(listen(config.metrics_host, config.metrics_port, "--metrics-port"))
@@ -87,7 +90,7 @@ class GatewayServer:
         )
         tls = (config.tls_certificate_file, config.tls_key_file)
         self._public = _server(app, limits, "on", tls)
-        self._admin = _server(_metrics_app(prometheus), limits, "off")
+        self._admin = _server(_admin_app(prometheus, registry), limits, "off")
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -198,9 +201,10 @@ def _server(
     )
 
 
-def _metrics_app(prometheus: CollectorRegistry) -> Starlette:
+def _admin_app(prometheus: CollectorRegistry, registry: ReplicaRegistry) -> Starlette:
     async def metrics(request: Request) -> Response:
         encoder, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encoder(prometheus), headers={"content-type": content_type})
 
-    return Starlette(routes=[Route("/metrics", metrics)])
+    watch = Watch(lambda: registry.replicas, prometheus)
+    return Starlette(routes=[Route("/metrics", metrics), *ui_routes(watch)])

@@ -75,6 +75,7 @@ def serve_engine(
     with loaded.start(options, EngineMetrics(registry)) as engine:
         SglangMetrics(registry, loaded.info.name, lambda: engine.snapshot.engine_load())
         service = Service(engine, loaded, options, server, registry)
+        service.trees = lambda: engine.trees
         config = uvicorn.Config(
             build_app(service),
             host=server.host,

@@ -3,6 +3,7 @@ down.
 """
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from longleaf.embedded.engine import EngineHealth, GenerationStream
 from longleaf.embedded.load import ModelInfo
 from longleaf.embedded.loads import LoadSnapshot
 from longleaf.embedded.options import EngineOptions, SchedulerOptions
+from longleaf.embedded.recorder import VerifiedTree
 from longleaf.embedded.request import GenerationRequest
 from longleaf.embedded.server.errors import ApiError
 from longleaf.embedded.tokenizer import Tokenizer
@@ -77,6 +79,8 @@ class ServerOptions:
     max_body_bytes: int
     drain_seconds: float
     stall_seconds: float = 20.0
+    show_draft_text: bool = False
+    """Whether /longleaf/trees tells the text of drafts, which is users' text."""
 
 
 @dataclass(slots=True)
@@ -94,6 +98,8 @@ class Service:
     started: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
     fingerprint: str | None = None
+    trees: Callable[[], Sequence[VerifiedTree]] = tuple
+    """The last draft trees; none where the engine keeps none."""
 
     @property
     def healthy(self) -> bool:

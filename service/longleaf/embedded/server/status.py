@@ -12,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from longleaf import __version__
 from longleaf.embedded.engine import EngineDeadError
+from longleaf.embedded.recorder import VerifiedTree
 from longleaf.embedded.request import GenerationRequest
 from longleaf.embedded.server.errors import ApiError
 from longleaf.embedded.server.loads import load_body, prometheus_text
@@ -80,6 +81,10 @@ def status_routes(service: Service) -> APIRouter:
         text = generate_latest(service.registry)
         return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
+    @router.get("/longleaf/trees")
+    async def trees() -> dict[str, Any]:
+        return {"trees": [_tree(service, one) for one in service.trees()]}
+
     return router
 
 
@@ -99,6 +104,21 @@ async def _generates(service: Service) -> bool:
     except (TimeoutError, EngineDeadError):
         return False
     return service.healthy
+
+
+def _tree(service: Service, verified: VerifiedTree) -> dict[str, Any]:
+    tree = verified.tree
+    told = {
+        "time": verified.time,
+        "context": verified.context,
+        "parents": tree.parents.tolist(),
+        "log_probs": tree.log_probs.tolist(),
+        "path": verified.path,
+    }
+    if service.server.show_draft_text:
+        decode = service.loaded.tokenizer.decode
+        told["texts"] = [decode([one], skip_special_tokens=False) for one in tree.tokens.tolist()]
+    return told
 
 
 def _model_card(service: Service) -> dict[str, Any]:

@@ -1,0 +1,73 @@
+"""Samples: counters between two scrapes, histograms, and what is computed from them."""
+
+import math
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from longleaf.ui import samples
+
+
+class Process:
+    """A process with metrics, scraped as text."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.asked = Counter("longleaf_asked", "x", ("kind",), registry=self.registry)
+        self.pool = Gauge("longleaf_pool", "x", ("state",), registry=self.registry)
+        self.sizes = Histogram(
+            "longleaf_sizes", "x", ("at",), buckets=(1, 2, 4), registry=self.registry
+        )
+
+    def scrape(self, *families: str) -> samples.Samples:
+        return samples.read_samples(generate_latest(self.registry).decode(), families)
+
+
+def test_only_the_wanted_families_are_read() -> None:
+    process = Process()
+    process.asked.labels('a "b"\\').inc(3)
+    process.pool.labels("used").set(7)
+    found = process.scrape("longleaf_asked")
+    assert samples.value(found, "longleaf_asked_total", kind='a "b"\\') == 3
+    assert samples.by_label(found, "longleaf_pool", "state") == {}
+    assert samples.by_label(process.scrape("longleaf_"), "longleaf_pool", "state") == {"used": 7}
+    same = samples.registry_samples(process.registry)
+    assert samples.value(same, "longleaf_asked_total", kind='a "b"\\') == 3
+    assert samples.value(same, "longleaf_asked_total", kind="other") is None
+
+
+def test_growth_of_counters_and_a_restart() -> None:
+    process = Process()
+    process.asked.labels("a").inc(3)
+    process.pool.labels("used").set(7)
+    earlier = process.scrape("longleaf_")
+    process.asked.labels("a").inc(2)
+    process.asked.labels("b").inc(1)
+    process.pool.labels("used").set(1)
+    grown = samples.since(process.scrape("longleaf_"), earlier)
+    assert samples.by_label(grown, "longleaf_asked_total", "kind") == {"a": 2, "b": 1}
+    assert samples.by_label(grown, "longleaf_pool", "state") == {}
+
+    restarted = Process()
+    restarted.asked.labels("a").inc(1)
+    grown = samples.since(restarted.scrape("longleaf_"), earlier)
+    assert samples.by_label(grown, "longleaf_asked_total", "kind") == {"a": 1}
+
+
+def test_a_histogram_over_two_processes() -> None:
+    first, second = Process(), Process()
+    for amount in (0.5, 1.5, 1.5, 3.0):
+        first.sizes.labels("x").observe(amount)
+    second.sizes.labels("x").observe(9.0)
+    second.sizes.labels("y").observe(1.0)
+    both = samples.add([first.scrape("longleaf_"), second.scrape("longleaf_")])
+    found = samples.histogram(both, "longleaf_sizes", at="x")
+    assert list(found.bounds) == [1, 2, 4, math.inf]
+    assert list(found.counts) == [1, 2, 1, 1]
+    assert found.mean == pytest.approx(15.5 / 5)
+    # rank 2.5 of 5 is 1.5 of 2 into the bucket from 1 to 2
+    assert found.quantile(0.5) == pytest.approx(1.75)
+    assert found.quantile(1.0) == 4, "what lies beyond the last bound is not guessed"
+    nothing = samples.histogram(both, "longleaf_sizes", at="z")
+    assert math.isnan(nothing.mean)
+    assert math.isnan(nothing.quantile(0.5))
