@@ -16,6 +16,7 @@ HEADER = b"x-longleaf-details"
 SPEC_FIELD = b',"return_spec_tokens_details":true'
 """Asks the engine for its acceptance figures."""
 
+_COMMON = ("id", "object", "created", "model", "system_fingerprint")
 _DONE = b"data: [DONE]"
 _LAST_PIECES = 4
 _LAST_BYTES = 64 * 1024
@@ -70,11 +71,26 @@ def with_field(body: bytes, field: Mapping[str, Any]) -> bytes:
     return end[:-1] + between + b'"longleaf":' + json.dumps(field).encode() + b"}"
 
 
-def with_chunk(piece: bytes, kind: str, model: str, field: Mapping[str, Any]) -> bytes:
-    """The last piece of a stream with a chunk of that ``kind`` before its ``[DONE]``."""
+def with_chunk(piece: bytes, first: bytes, field: Mapping[str, Any]) -> bytes:
+    """The last piece of a stream with one more chunk, like those of its ``first`` piece, before
+    its ``[DONE]``.
+    """
     before, done, after = piece.rpartition(_DONE)
-    chunk = {"object": kind, "model": model, "choices": [], "longleaf": field}
+    chunk = {**_identity(first), "choices": [], "longleaf": field}
     return before + b"data: " + json.dumps(chunk).encode() + b"\n\n" + done + after
+
+
+def _identity(events: bytes) -> dict[str, Any]:
+    """What all chunks of a stream have in common."""
+    for line in events.splitlines():
+        if line.startswith(b"data:"):
+            try:
+                chunk = json.loads(line[5:])
+            except (ValueError, RecursionError):
+                break
+            if isinstance(chunk, dict):
+                return {name: chunk[name] for name in _COMMON if name in chunk}
+    return {}
 
 
 def _rounded(seconds: float | None) -> float | None:

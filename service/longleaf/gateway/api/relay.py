@@ -260,10 +260,7 @@ class RelayResponse(Response):
             if usage is not None:
                 piece = usage.passed(piece)
             if call.details and exchange.done:
-                field = details(call.record, tail.numbers())
-                said = call.prompt.inspection
-                kind = "chat.completion.chunk" if said.chat else "text_completion"
-                piece = with_chunk(piece, kind, said.model, field)
+                piece = with_chunk(piece, head.first, details(call.record, tail.numbers()))
             await send({"type": "http.response.body", "body": piece, "more_body": True})
             if comments is not None:
                 comments.said = exchange.asked
