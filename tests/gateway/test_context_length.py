@@ -44,7 +44,8 @@ async def test_never_fits_is_400_context_length_exceeded(
         status, body, response = await gateway.answer(request)
         error = error_of(body)
         assert (status, error["code"]) == (400, "context_length_exceeded")
-        assert (error["type"], error["param"]) == ("invalid_request_error", "messages")
+        param = "messages" if prompt_tokens > 4089 else "max_tokens"  # what must be less
+        assert (error["type"], error["param"]) == ("invalid_request_error", param)
         assert response.headers["x-should-retry"] == "false"
         assert all(count in error["message"] for count in counts)
         assert replica.generations == []
@@ -66,7 +67,33 @@ async def test_max_completion_tokens_counts_before_max_tokens() -> None:
         status, _, _ = await gateway.answer(chat(max_tokens=9000, max_completion_tokens=5))
         assert status == 200
         status, body, _ = await gateway.answer(chat(max_tokens=5, max_completion_tokens=9000))
-        assert (status, error_of(body)["code"]) == (400, "context_length_exceeded")
+        error = error_of(body)
+        assert (status, error["code"]) == (400, "context_length_exceeded")
+        assert error["param"] == "max_completion_tokens"
+        assert error["message"].endswith("Lower max_completion_tokens.")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/admission"])
+@pytest.mark.parametrize("fields", [{"n": 9}, {"n": 3, "prompt": ["a", "b", "c"]}])
+async def test_more_completions_than_ever_run_together_are_400(
+    path: str, fields: dict[str, object]
+) -> None:
+    async with FaultyReplica() as replica:
+        replica.load = {"max_total_num_tokens": 4096, "max_running_requests": 8}
+        async with running_gateway(replica.url, ready=1) as gateway:
+            request: dict[str, object] = {"model": "tiny", "prompt": "a", "max_tokens": 1, **fields}
+            status, body, _ = await gateway.answer(request, path)
+            if path == "/v1/admission":
+                assert (body["admitted"], body["status"]) == (False, 400)
+                message = body["message"]
+            else:
+                error = error_of(body)
+                assert (status, error["param"], error["code"]) == (400, "n", None)
+                message = error["message"]
+            assert "9 completions" in message
+            assert "more than 8 together" in message
+            assert (await gateway.raw({**request, "n": 1}, "/v1/completions"))[0] == 200
+            assert len(replica.generations) == 1
 
 
 async def test_short_request_is_not_counted() -> None:

@@ -234,9 +234,8 @@ class Admission:
         if self._able(ask):
             return
         known = [replica for replica in self._registry.replicas if ask.demand.serves(replica)]
-        limits = [replica.facts.limits for replica in known if replica.facts is not None]
         if known and not any(ask.demand.fits(replica) for replica in known):
-            raise never_fits(ask.demand, limits, ask.param)
+            raise never_fits(ask.demand, known, ask.param)
         raise NoReplicaError
 
     def _need(self, replica: Replica, demand: Demand) -> Need:

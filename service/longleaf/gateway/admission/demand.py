@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from longleaf.gateway.replicas.budget import Need
-from longleaf.gateway.replicas.facts import ReplicaLimits
 from longleaf.gateway.replicas.replica import Replica
 from longleaf.gateway.routing.prefix import Prefix
 
@@ -18,6 +17,10 @@ class NeverFitsError(Exception):
     def __init__(self, message: str, param: str) -> None:
         super().__init__(message)
         self.param = param
+
+
+class TooManyCompletionsError(NeverFitsError):
+    """It asks for more completions than any replica runs together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,8 @@ class Demand:
     """What the engine takes for a missing ``max_tokens``, where that is known."""
     prefix: Prefix | None = None
     """The prompt in blocks, for routing to where it is cached."""
+    completion_field: str = "max_tokens"
+    """The request's field that says ``max_tokens``."""
     at_least: bool = False
     """Whether ``prompt_tokens`` is only the fewest that the prompt can have (and too many)."""
 
@@ -61,7 +66,14 @@ class Demand:
         facts = replica.facts
         if facts is None or self.model not in facts.model_names:
             return False
-        return facts.limits.admits(self.prompt_tokens or 1, self.max_tokens)
+        return self.runs_together(replica) and facts.limits.admits(
+            self.prompt_tokens or 1, self.max_tokens
+        )
+
+    def runs_together(self, replica: Replica) -> bool:
+        """Whether ``replica`` could run all its completions at once."""
+        most = replica.budget.max_sequences
+        return most is None or self.sequences <= most
 
     def need(self, replica: Replica, assumed: int, cached: int = 0) -> Need:
         """What it would take of ``replica``, where ``cached`` prompt tokens lie already.
@@ -79,8 +91,14 @@ class Demand:
         return Need(tokens, uncached, prompts * max(1, self.sequences), self.sequences)
 
 
-def never_fits(demand: Demand, limits: Sequence[ReplicaLimits], param: str) -> NeverFitsError:
-    """The refusal of a demand that none of ``limits`` admits, with the counts."""
+def never_fits(demand: Demand, replicas: Sequence[Replica], param: str) -> NeverFitsError:
+    """The refusal of a demand that fits on none of ``replicas``, with the counts.
+
+    ``param``: the field that holds the prompt.
+    """
+    if not any(demand.runs_together(replica) for replica in replicas):
+        return _too_many(demand, replicas)
+    limits = [replica.facts.limits for replica in replicas if replica.facts is not None]
     prompt, completion = demand.prompt_tokens, demand.max_tokens
     about = "at least " if demand.at_least else ""
     asked = []
@@ -100,5 +118,17 @@ def never_fits(demand: Demand, limits: Sequence[ReplicaLimits], param: str) -> N
     else:
         limit = f"The longest prompt that a replica can take has {longest} tokens."
     prompt_fits = prompt is not None and prompt <= longest
-    hint = "Ask for a shorter completion." if prompt_fits else "Shorten the prompt."
+    if prompt_fits:
+        hint, param = f"Lower {demand.completion_field}.", demand.completion_field
+    else:
+        hint = "Shorten the prompt."
     return NeverFitsError(f"{limit} {requested} {hint}", param)
+
+
+def _too_many(demand: Demand, replicas: Sequence[Replica]) -> TooManyCompletionsError:
+    most = max(replica.budget.max_sequences or 0 for replica in replicas)
+    message = (
+        f"{demand.sequences} completions were asked for at once (n for each prompt); no replica "
+        f"runs more than {most} together."
+    )
+    return TooManyCompletionsError(message, "n")

@@ -12,7 +12,12 @@ from longleaf.gateway.admission.admission import (
     NoReplicaError,
     SaturatedError,
 )
-from longleaf.gateway.admission.demand import Demand, NeverFitsError, never_fits
+from longleaf.gateway.admission.demand import (
+    Demand,
+    NeverFitsError,
+    TooManyCompletionsError,
+    never_fits,
+)
 from longleaf.gateway.admission.limits import Charge, KeyLimitError, KeyLimits
 from longleaf.gateway.auth import ApiKey
 from longleaf.gateway.prompts.reader import Prompt, PromptReader
@@ -119,11 +124,13 @@ class Intake:
             bound=said.bound,
             sequences=said.completions * said.prompts,
             default_tokens=None if said.chat else _COMPLETION_TOKENS,
+            completion_field=said.completion_field,
         )
         serving = self._serving(said.model)
         limits = [replica.facts.limits for replica in serving if replica.facts is not None]
         bound = said.bound
         fits = bound is not None and all(limit.admits(bound, said.max_tokens) for limit in limits)
+        fits = fits and all(demand.runs_together(replica) for replica in serving)
         if exact or not fits or prompt.count is not None or said.given_tokens is not None:
             return await self._counted(demand, prompt)
         return demand
@@ -141,8 +148,7 @@ class Intake:
                 at_least=count.at_least,
             )
         if not any(demand.fits(replica) for replica in serving):
-            limits = [replica.facts.limits for replica in serving if replica.facts is not None]
-            raise never_fits(demand, limits, prompt.inspection.prompt_field)
+            raise never_fits(demand, serving, prompt.inspection.prompt_field)
         return demand
 
     def _serving(self, model: str) -> list[Replica]:
@@ -176,6 +182,8 @@ def reason(error: Exception) -> str:
             return "model_not_found"
         case NoReplicaError():
             return "no_replica"
+        case TooManyCompletionsError():
+            return "too_many_completions"
         case NeverFitsError():
             return "context_length_exceeded"
         case KeyLimitError():

@@ -1,7 +1,7 @@
 """What clients are told when admission refuses."""
 
 from longleaf.gateway.admission.admission import NoReplicaError, SaturatedError
-from longleaf.gateway.admission.demand import NeverFitsError
+from longleaf.gateway.admission.demand import NeverFitsError, TooManyCompletionsError
 from longleaf.gateway.admission.intake import UnknownModelError
 from longleaf.gateway.admission.limits import KeyLimitError
 from longleaf.gateway.api import errors
@@ -37,6 +37,8 @@ def refusal(error: Exception, model: str, retry_after: float) -> errors.ApiError
             return errors.model_not_found(model)
         case NoReplicaError():
             return errors.service_unavailable("No replica is ready.", retry_after)
+        case TooManyCompletionsError():
+            return errors.invalid_request(str(error), error.param)
         case NeverFitsError():
             return errors.context_length_exceeded(str(error), error.param)
         case KeyLimitError():

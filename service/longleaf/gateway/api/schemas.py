@@ -11,7 +11,9 @@ Item = TypeVar("Item")
 Items = Annotated[list[Item], Field(fail_fast=True)]
 """A list that is refused at its first wrong item: a million of them would hold up every stream."""
 
-Count = Annotated[StrictInt, Field(ge=1)]
+Count = Annotated[StrictInt, Field(ge=1, le=2**53)]
+Completions = Annotated[StrictInt, Field(ge=1, le=128)]
+"""As OpenAI limits them."""
 Probability = Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)]
 Temperature = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
 Penalty = Annotated[float, Field(strict=True, ge=-2, le=2, allow_inf_nan=False)]
@@ -45,7 +47,7 @@ class GenerationRequest(Lenient):
     stream_options: StreamOptions | None = None
     temperature: Temperature | None = None
     top_p: Probability | None = None
-    n: Count | None = None
+    n: Completions | None = None
     stop: StrictStr | Items[StrictStr] | None = None
     seed: StrictInt | None = None
     presence_penalty: Penalty | None = None

@@ -65,6 +65,8 @@ class Inspection:
     """``stream_options`` that ask for a stream's usage, as JSON; ``None`` where the client asks."""
     max_tokens: int | None
     """``max_completion_tokens``, or else ``max_tokens``."""
+    completion_field: str
+    """Which of the two it is."""
     completions: int
     """``n``, for each prompt."""
     prompts: int
@@ -122,6 +124,7 @@ def inspect(fields: Mapping[str, Any], body_bytes: int, route: Route) -> Inspect
         stream=bool(fields.get("stream")),
         usage_options=_usage_options(fields.get("stream_options")),
         max_tokens=completion_limit(fields),
+        completion_field=_completion_field(fields),
         completions=fields.get("n") or 1,
         prompts=prompts,
         priority=_priority(fields.get("priority")),
@@ -135,11 +138,13 @@ def inspect(fields: Mapping[str, Any], body_bytes: int, route: Route) -> Inspect
 
 def completion_limit(request: Mapping[str, Any]) -> int | None:
     """``max_completion_tokens``, or else ``max_tokens``."""
-    for name in ("max_completion_tokens", "max_tokens"):
-        value = request.get(name)
-        if isinstance(value, int):
-            return value
-    return None
+    value = request.get(_completion_field(request))
+    return value if isinstance(value, int) else None
+
+
+def _completion_field(request: Mapping[str, Any]) -> str:
+    given = isinstance(request.get("max_completion_tokens"), int)
+    return "max_completion_tokens" if given else "max_tokens"
 
 
 def token_bound(request: Mapping[str, Any], body_bytes: int) -> int | None:
