@@ -22,7 +22,7 @@ from tests.gateway.faulty_replica import (
     captured_body,
     event,
 )
-from tests.gateway.running import CHAT, chat, gateway_over, running_gateway
+from tests.gateway.running import CHAT, LIMIT, chat, gateway_over, running_gateway
 from tests.gateway.test_requests import error_of
 
 pytestmark = pytest.mark.anyio
@@ -370,3 +370,23 @@ async def test_no_ready_replica_is_503_with_retry_after() -> None:
             async with gateway.http.get(gateway.url + "/v1/models") as response:
                 assert response.status == 503
         assert replica.generations == []
+
+
+async def test_small_answers_have_a_limit_of_bytes_and_of_depth() -> None:
+    async def behaviour(request: Received) -> None:
+        if request.path == "/deep":
+            await request.answer(200, b"[" * 200_000)
+        else:
+            await request.start_stream()
+            while not request.writer.is_closing():
+                await request.chunk(b"x" * 65_536)
+
+    async with FaultyReplica(behaviour) as replica:
+        client = ReplicaClient(replica.url, 5.0, None)
+        with pytest.raises(ReplicaError, match="not JSON") as caught:
+            await client.fetch_json("GET", "/deep", LIMIT)
+        assert caught.value.kind == "bad_answer"
+        with pytest.raises(ReplicaError, match="over 1000000 bytes"):
+            await client.fetch("GET", "/endless", LIMIT, most=1_000_000)
+        assert client.connections == 0
+        await client.close()

@@ -95,6 +95,7 @@ def test_options_of_a_key(tmp_path: Path) -> None:
         ("key requests_per_minute=many\n", "each with a whole number"),
         ("key requests_per_minute=0\n", "requests_per_minute must be at least 1"),
         ("key tokens_per_minute=-1\n", "tokens_per_minute must be at least 1"),
+        ("good\nclé\n", "line 2: a key must be ASCII"),
     ],
 )
 def test_wrong_options(tmp_path: Path, text: str, why: str) -> None:

@@ -97,6 +97,9 @@ async def test_body_that_is_no_object_is_400(text: str) -> None:
         ({"temperature": "hot"}, "temperature"),
         ({"top_p": 1.5}, "top_p"),
         ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": 10**30}, "n"),
+        ({"max_tokens": 10**4000}, "max_tokens"),
         ({"stop": 5}, "stop"),
         ({"stop": [5]}, "stop"),
         ({"seed": "x"}, "seed"),
@@ -297,6 +300,50 @@ async def test_a_body_that_stalls_is_408_and_holds_up_no_drain() -> None:
         assert replicas[0].generations == []
         writer.close()
         await writer.wait_closed()
+
+
+async def test_a_body_that_drips_is_408_too() -> None:
+    settings: dict[str, Any] = {"body_timeout": 0.3, "min_body_rate": 10_000}
+    async with gateway_over(answer_captured_chat, **settings) as (gateway, replicas):
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.server.port)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n")
+        writer.write(b"content-length: 100000\r\n\r\n{")
+        answer = asyncio.create_task(reader.read())
+        while not answer.done():
+            writer.write(b" ")
+            await asyncio.sleep(0.02)
+        head, _, body = answer.result().partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408 ")
+        assert "slower than 10000 bytes a second" in error_of(json.loads(body))["message"]
+        assert replicas[0].generations == []
+        writer.close()
+
+
+async def test_a_slow_body_that_keeps_the_rate_is_served() -> None:
+    """It takes several times ``body_timeout``."""
+    settings: dict[str, Any] = {"body_timeout": 0.3, "min_body_rate": 1_000}
+    text = json.dumps(chat(padding="x" * 4_000)).encode()
+    async with gateway_over(answer_captured_chat, **settings) as (gateway, replicas):
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.server.port)
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n")
+        writer.write(b"content-length: %d\r\n\r\n" % len(text))
+        step = len(text) // 10
+        for start in range(0, len(text), step):
+            writer.write(text[start : start + step])
+            await asyncio.sleep(0.1)
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+        assert len(replicas[0].generations) == 1
+        writer.close()
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz"])
+async def test_probes_by_head(path: str) -> None:
+    async with gateway_over(answer_captured_chat) as (gateway, _):
+        for status in (200, 200 if path == "/livez" else 503):
+            async with gateway.http.head(gateway.url + path) as response:
+                assert (response.status, await response.read()) == (status, b"")
+                assert int(response.headers["content-length"]) > 0
+            gateway.server.drain.begin()
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, '{"model": "\\ud800"}'])

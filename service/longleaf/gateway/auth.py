@@ -115,6 +115,8 @@ def _parse(line: str) -> tuple[bytes, ApiKey]:
         if match is None:
             raise ValueError("sha256: needs 64 hex digits")
         digest = bytes.fromhex(match.group(1))
+    elif not word.isascii():
+        raise ValueError("a key must be ASCII: no header carries another one unchanged")
     else:
         digest = _digest(word)
     given: dict[str, int] = {}

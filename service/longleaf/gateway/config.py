@@ -75,6 +75,8 @@ class GatewayConfig(BaseSettings):
     max_body_bytes: Annotated[int, Field(gt=0)] = 64 * 2**20
     body_timeout: Seconds = 60.0
     """Longest silence of a client that is sending its request's body."""
+    min_body_rate: Annotated[int, Field(ge=1)] = 8 * 1024
+    """Bytes a second, on the whole, of a body that takes longer than ``body_timeout``."""
     routing: RoutingPolicyName = "expected_cost"
     prefix_index_bytes: Annotated[int, Field(ge=0)] = 16 * 2**20
     """Memory, for each replica, to remember which prompts it should have cached."""

@@ -2,31 +2,51 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from longleaf.gateway.api.errors import body_stalled, body_too_large
+from longleaf.gateway.api.errors import body_stalled, body_too_large, body_too_slow
 
 _COPIED_BYTES = 64 * 1024
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int, silence: float) -> bytes:
-    """The body, of at most ``limit`` bytes; stops reading (413) as soon as it is more.
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """What a client may take to send a body."""
 
-    408 after ``silence`` seconds without a byte: nobody may hold up a drain by sending nothing.
+    size: int
+    """Bytes."""
+    silence: float
+    """Seconds between two parts."""
+    rate: int
+    """Bytes a second, on the whole, once ``silence`` seconds are over."""
+
+
+async def read_body(scope: Scope, receive: Receive, limits: BodyLimits) -> bytes:
+    """The body; stops reading (413) as soon as it is too large.
+
+    408 for one that stalls or comes too slowly: nobody may hold up a drain by sending little.
     """
+    limit = limits.size
     declared = next((v for name, v in scope["headers"] if name == b"content-length"), b"")
     if declared.isdigit() and int(declared) > limit:
         raise body_too_large(limit)
     chunks: list[bytes] = []
     size = 0
+    loop = asyncio.get_running_loop()
+    began = loop.time()
     while True:
+        stalled = loop.time() + limits.silence
+        slow = began + limits.silence + size / limits.rate
         try:
-            async with asyncio.timeout(silence):
+            async with asyncio.timeout_at(min(stalled, slow)):
                 message = await receive()
         except TimeoutError:
-            raise body_stalled(silence) from None
+            if stalled <= slow:
+                raise body_stalled(limits.silence) from None
+            raise body_too_slow(limits.rate) from None
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         chunk = message.get("body", b"")

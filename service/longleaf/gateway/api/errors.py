@@ -123,6 +123,13 @@ def body_stalled(seconds: float) -> ApiError:
     return ApiError(408, message, "invalid_request_error", code="request_timeout", headers=headers)
 
 
+def body_too_slow(rate: int) -> ApiError:
+    """408: the body comes too slowly. The connection ends with the answer."""
+    message = f"The request body came slower than {rate} bytes a second."
+    headers = {"connection": "close"}
+    return ApiError(408, message, "invalid_request_error", code="request_timeout", headers=headers)
+
+
 def head_stalled(seconds: float) -> ApiError:
     """408: the request's head did not come in time."""
     message = f"The request's head was not complete after {seconds:g} s."

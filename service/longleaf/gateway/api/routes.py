@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from longleaf.gateway.api import errors
 from longleaf.gateway.api.admission import AdmissionAnswer, dry_answer
 from longleaf.gateway.api.answers import ErrorResponse, headers_upstream
-from longleaf.gateway.api.body import read_body
+from longleaf.gateway.api.body import BodyLimits, read_body
 from longleaf.gateway.api.details import wanted
 from longleaf.gateway.api.refusals import REFUSALS, refusal
 from longleaf.gateway.api.relay import Call, Relay, RelayResponse
@@ -100,7 +100,8 @@ class Generate:
 async def _read(relay: Relay, route: Route, scope: Scope, receive: Receive) -> Prompt:
     record: RequestRecord = scope["longleaf.record"]
     config = relay.config
-    text = await read_body(scope, receive, config.max_body_bytes, config.body_timeout)
+    limits = BodyLimits(config.max_body_bytes, config.body_timeout, config.min_body_rate)
+    text = await read_body(scope, receive, limits)
     record.body_bytes = len(text)
     try:
         prompt = await relay.intake.reader.read(text, route)
@@ -176,11 +177,13 @@ def make_router(relay: Relay) -> APIRouter:
                 return ModelCard.model_validate(card)
         raise errors.model_not_found(model)
 
+    @router.head("/livez", include_in_schema=False)
     @router.get("/livez", summary="Liveness")
     async def livez() -> Health:
         """200 as long as the process answers at all."""
         return Health(status="live", ready_replicas=len(relay.registry.ready()))
 
+    @router.head("/readyz", include_in_schema=False)
     @router.get("/readyz", summary="Readiness", responses=_errors(503))
     async def readyz() -> Health:
         """200 while at least one replica is ready and the gateway is not draining."""

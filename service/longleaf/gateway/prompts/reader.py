@@ -23,6 +23,10 @@ logger = logging.getLogger(__name__)
 _INLINE_BYTES = 64 * 1024
 """Bodies up to this size are parsed on the event loop: it takes a millisecond."""
 
+_ANSWER_BYTES = 2**20
+_TOKEN_BYTES = 8
+"""Of a token in an answer of ``/tokenize``, which lists them; there are fewer than bytes."""
+
 _PROBE = [
     {"role": "system", "content": "Answer in one word.\n\n"},
     {"role": "user", "content": "  naïve 東京 🙂 x = [1234567, 3.14];\tdone?! "},
@@ -207,7 +211,10 @@ class PromptReader:
         for replica in ready_first[:2]:
             begin = time.perf_counter()
             try:
-                answer = await replica.client.fetch_json("POST", "/tokenize", self._timeout, text)
+                most = _ANSWER_BYTES + _TOKEN_BYTES * len(text)
+                answer = await replica.client.fetch_json(
+                    "POST", "/tokenize", self._timeout, text, most
+                )
                 count = _counted(answer)
             except (ReplicaError, ValueError) as error:
                 replica.count_error("tokenize")

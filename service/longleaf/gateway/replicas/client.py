@@ -23,6 +23,8 @@ __all__ = ["Body", "FailureKind", "RawHeaders", "ReplicaClient", "ReplicaError"]
 _KEEPALIVE_SECONDS = 3.0
 """Idle connections are dropped before the replica's server does it (uvicorn: 5 s), so that a
 request does not meet a connection that is just being closed."""
+_MOST_BYTES = 16 * 2**20
+"""Of an answer that is no generation: no model list, load report or metrics page is as long."""
 
 
 class ReplicaClient:
@@ -99,34 +101,47 @@ class ReplicaClient:
             self._sweep = loop.call_later(_KEEPALIVE_SECONDS, self._drop_old)
 
     async def fetch(
-        self, method: str, path: str, limit: float, body: bytes | None = None
+        self,
+        method: str,
+        path: str,
+        limit: float,
+        body: bytes | None = None,
+        most: int = _MOST_BYTES,
     ) -> tuple[int, bytes]:
-        """One small request in at most ``limit`` seconds: status and body."""
+        """One small request in at most ``limit`` seconds: status and body, of ``most`` bytes."""
         headers = [] if body is None else [(b"content-type", b"application/json")]
         try:
             async with asyncio.timeout(limit):
                 connection = await self.begin(method, path, headers, (body or b"",))
                 try:
-                    parts = []
+                    answer = bytearray()
                     while part := await connection.read():
-                        parts.append(part)
+                        answer += part
+                        if len(answer) > most:
+                            message = f"{self.url}{path} answered with over {most} bytes"
+                            raise ReplicaError("bad_answer", message)
                 finally:
                     self.end(connection)
         except TimeoutError as error:
             message = f"{self.url}{path} did not answer in {limit:g} s"
             raise ReplicaError("first_byte_timeout", message) from error
-        return connection.status, b"".join(parts)
+        return connection.status, bytes(answer)
 
     async def fetch_json(
-        self, method: str, path: str, limit: float, body: bytes | None = None
+        self,
+        method: str,
+        path: str,
+        limit: float,
+        body: bytes | None = None,
+        most: int = _MOST_BYTES,
     ) -> Any:
         """Like ``fetch``, for an answer that must be 200 and JSON."""
-        status, answer = await self.fetch(method, path, limit, body)
+        status, answer = await self.fetch(method, path, limit, body, most)
         if status != 200:
             raise ReplicaError("bad_answer", f"{self.url}{path} answered {status}")
         try:
             return json.loads(answer)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ReplicaError("bad_answer", f"{self.url}{path}: not JSON: {error}") from error
 
     async def close(self) -> None:

@@ -237,6 +237,6 @@ def _body_error(status: int, body: bytes) -> Mapping[str, Any] | None:
 def _json_object(text: bytes) -> Mapping[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
