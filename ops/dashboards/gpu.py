@@ -54,6 +54,14 @@ BOARD = Board(
             "Its means",
             (
                 Panel(
+                    "SMs with work",
+                    "Share of the SMs, averaged over time: a kernel of 8 blocks keeps 6 % of 132.",
+                    "percentunit",
+                    (series("longleaf_gpu_sm_active_ratio", _GPU),),
+                    width=6,
+                    top=1,
+                ),
+                Panel(
                     "Clocks",
                     "A clock that falls under load lacks power or cooling.",
                     "hertz",
@@ -61,6 +69,7 @@ BOARD = Board(
                         series("longleaf_gpu_sm_clock_hertz", f"SM {_GPU}"),
                         series("longleaf_gpu_memory_clock_hertz", f"memory {_GPU}"),
                     ),
+                    width=6,
                 ),
                 Panel(
                     "Device memory",
@@ -70,6 +79,7 @@ BOARD = Board(
                         series("longleaf_gpu_memory_used_bytes", f"used {_GPU}"),
                         series("longleaf_gpu_memory_total_bytes", f"total {_GPU}"),
                     ),
+                    width=6,
                 ),
                 Panel(
                     "PCIe",
@@ -79,6 +89,7 @@ BOARD = Board(
                         series("longleaf_gpu_pcie_receive_bytes_per_second", f"in {_GPU}"),
                         series("longleaf_gpu_pcie_transmit_bytes_per_second", f"out {_GPU}"),
                     ),
+                    width=6,
                 ),
             ),
         ),

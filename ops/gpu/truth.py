@@ -27,8 +27,9 @@ from ops.gpu.known_loads import Load, known_loads
 _TICKS = os.sysconf("SC_CLK_TCK")
 _START_SECONDS = 15.0
 _TENSOR = "longleaf_gpu_tensor_active_ratio{"
-_OFTEN = ("matmul", "longleaf-verify-64k")
-_BY_CUPTI = ("matmul", "copy", "sglang-verify-64k")
+PARTS = ("loads", "often", "cupti")
+_OFTEN = ("copy", "sglang-verify-64k", "longleaf-verify-64k")
+_BY_CUPTI = ("matmul", "copy", "sglang-verify-64k", "longleaf-verify-64k")
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Seconds:
     """How long each part of an observation lasts."""
 
     settle: float = 0.7
-    alone: float = 1.0
+    alone: float = 0.8
     watched: float = 4.0
 
 
@@ -124,7 +125,7 @@ class Exporter:
 def observe(
     load: Load, recording: Path, seconds: Seconds, interval: float, *more: str
 ) -> dict[str, Any]:
-    """Run a load alone and then watched by the exporter, which writes ``recording``."""
+    """Run a load alone, watched by the exporter, which writes ``recording``, and alone again."""
     driver = Driver(load)
     driver.start()
     exporter = None
@@ -142,6 +143,11 @@ def observe(
         end = time.perf_counter()
         cpu = (exporter.cpu_seconds() - used) / (end - begin)
         text = exporter.scrape()
+        exporter.finish()
+        exporter = None
+        again = time.perf_counter()
+        time.sleep(seconds.alone)
+        after = driver.rate(again, time.perf_counter())
     finally:
         driver.finish()
         if exporter is not None:
@@ -152,7 +158,7 @@ def observe(
         "recording": recording.name,
         "interval": interval,
         "unit": f"{load.unit}/s",
-        "alone": alone,
+        "alone": [alone, after],
         "watched": driver.rate(begin, end),
         "cpu_share": cpu,
         "exposition": [line for line in text.splitlines() if line.startswith("longleaf_gpu_")],
@@ -163,11 +169,15 @@ def observe(
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), required=True)
 @click.option("--sglang", envvar="SGLANG_SRC", help="Directory with the package sglang.")
 @click.option("--interval", default=0.25, show_default=True, help="Seconds between samples.")
+@click.option("--part", "parts", multiple=True, type=click.Choice(PARTS), help="[default: all]")
 @click.option("--watched", default=Seconds.watched, show_default=True, help="Seconds a recording.")
-def main(out: Path, sglang: str | None, interval: float, watched: float) -> None:
+def main(
+    out: Path, sglang: str | None, interval: float, parts: tuple[str, ...], watched: float
+) -> None:
     """Record each load, some also as often as the exporter allows, some by CUPTI alone."""
     from kernel_bench.machine import describe_gpu
 
+    parts = parts or PARTS
     out.mkdir(parents=True, exist_ok=True)
     seconds = Seconds(watched=watched)
     short = Seconds(settle=0.3, alone=1.0, watched=1.5)
@@ -181,7 +191,8 @@ def main(out: Path, sglang: str | None, interval: float, watched: float) -> None
             document["failed"].append({"load": name, "why": f"{type(error).__name__}: {error}"})
             return False
         document["observed"].append(found)
-        print(f"{name}: alone {found['alone']:.4g}, watched {found['watched']:.4g}", flush=True)
+        alone = ", ".join(f"{rate:.5g}" for rate in found["alone"])
+        print(f"{name}: alone {alone}, watched {found['watched']:.5g}", flush=True)
         print(*found["exposition"], sep="\n", flush=True)
         (out / "gpu-truth.json").write_text(json.dumps(document, indent=1) + "\n")
         return any(_TENSOR in line for line in found["exposition"])
@@ -189,11 +200,13 @@ def main(out: Path, sglang: str | None, interval: float, watched: float) -> None
     loads = []
     for load in known_loads(sglang):
         loads.append(load)
-        observed(load, load.name, seconds, interval)
-        if load.name in _OFTEN:
+        if "loads" in parts:
+            observed(load, load.name, seconds, interval)
+        if "often" in parts and load.name in _OFTEN:
             observed(load, f"{load.name}-often", short, LEAST_INTERVAL)
     for load in loads:
-        if load.name in _BY_CUPTI and not observed(
+        wanted = "cupti" in parts and load.name in _BY_CUPTI
+        if wanted and not observed(
             load, f"{load.name}-cupti", short, interval, "--source", CuptiPm.name
         ):
             break

@@ -20,7 +20,7 @@ from ops.observe.prometheus import (
 )
 from ops.observe.replay import replaying
 
-RECORDINGS = Path(__file__).parent / "recordings"
+RECORDING = Path(__file__).parent / "recordings" / "h200" / "longleaf-verify-64k.json"
 _PORT = click.IntRange(1, 65_535)
 
 
@@ -61,7 +61,7 @@ async def _serve(port: int, metrics_port: int, engine_port: int, *, load: bool) 
 @click.option("--gpu-port", default=9400, show_default=True, type=_PORT, help="GPU recording.")
 @click.option("--interval", default="5s", show_default=True, help="Of scrapes and rules.")
 @click.option(
-    "--gpu-exporter", metavar="HOST:PORT", help="A GPU exporter to scrape.  [a synthetic recording]"
+    "--gpu-exporter", metavar="HOST:PORT", help="A GPU exporter to scrape.  [an H200's recording]"
 )
 @click.option(
     "--textfile",
@@ -90,11 +90,10 @@ def main(
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="longleaf-")))
         if gpu_exporter is None:
-            recording = RECORDINGS / "gpu-synthetic.json"
             gpu_exporter = stack.enter_context(
-                running_gpu_exporter(directory, port=gpu_port, recording=recording)
+                running_gpu_exporter(directory, port=gpu_port, recording=RECORDING)
             )
-            click.echo("GPU metrics: a synthetic recording (--gpu-exporter names a real one)")
+            click.echo("GPU metrics: the recording of an H200 (--gpu-exporter names a real one)")
         targets.append(Target("longleaf-gpu", gpu_exporter))
         if textfile:
             targets.append(

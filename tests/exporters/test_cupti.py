@@ -21,7 +21,7 @@ def cupti() -> Cupti:
 @pytest.mark.parametrize("chip", [b"GH100", b"GB202"])
 def test_every_counter_fits_one_pass(cupti: Cupti, chip: bytes) -> None:
     """H200; RTX PRO 6000 Blackwell. The plan is made without a GPU."""
-    config = MetricConfig(cupti, chip, COUNTERS)
+    config = MetricConfig(cupti, chip, tuple(COUNTERS.values()))
     assert len(config.image) > 500
     config.close()
 
@@ -32,7 +32,7 @@ def test_an_unknown_counter_and_a_plan_of_two_passes_are_refused(cupti: Cupti) -
     with pytest.raises(SourceError, match="need 2 passes, not one"):
         MetricConfig(cupti, b"GH100", ["sm__inst_executed_pipe_tensor.avg"])
     with pytest.raises(SourceError, match="cuptiProfilerHostInitialize"):
-        MetricConfig(cupti, b"no such chip", COUNTERS)
+        MetricConfig(cupti, b"no such chip", tuple(COUNTERS.values()))
 
 
 def test_without_a_driver_it_says_so() -> None:
@@ -57,21 +57,20 @@ class FakeSampler:
         self.closed += 1
 
 
-def test_a_ratio_is_of_all_cycles_together() -> None:
-    """Elapsed cycles, DRAM percent, tensor, SM and graphics cycles: a slow and a fast interval."""
-    samples = [(1000.0, 80.0, 0.0, 1000.0, 1000.0), (3000.0, 40.0, 1200.0, 600.0, 3000.0)]
-    assert ratios(samples) == {
-        "tensor_active_ratio": 0.3,
-        "sm_active_ratio": 0.4,
-        "sm_resident_ratio": 1.0,
-        "dram_active_ratio": 0.6,
+def test_figures_are_means_over_the_intervals() -> None:
+    """Percent of tensor pipes, memory and SMs: two intervals of one length."""
+    found = ratios([(0.0, 80.0, 100.0), (60.0, 40.0, 20.0)])
+    assert found == {
+        "tensor_active_ratio": pytest.approx(0.3),
+        "dram_active_ratio": pytest.approx(0.6),
+        "sm_active_ratio": pytest.approx(0.6),
     }
     assert ratios([]) == {}
-    assert "dram_active_ratio" not in ratios([(1000.0, float("nan"), 0.0, 0.0, 0.0)])
+    assert "dram_active_ratio" not in ratios([(10.0, float("nan"), 0.0)])
 
 
 def test_a_gpu_that_counts_nothing_is_not_supported() -> None:
-    samplers = {"0": FakeSampler([(10.0, 50.0, 1.0, 2.0, 10.0)]), "1": FakeSampler([])}
+    samplers = {"0": FakeSampler([(10.0, 50.0, 20.0)]), "1": FakeSampler([])}
     source = CuptiPm(lambda: samplers)
     assert set(source.open().values()) == {"not counted"}
     assert source.sample()["0"]["tensor_active_ratio"] == 0.1

@@ -1,4 +1,4 @@
-"""The GPU exporter on recordings (synthetic ones, until there are real ones) and on a fake NVML."""
+"""The GPU exporter on what an H200 said under known loads, and on a fake NVML."""
 
 import json
 import logging
@@ -22,8 +22,10 @@ from longleaf.exporters.nvml import Nvml, NvmlGpm
 from longleaf.exporters.recording import Recorder, load_recording, save_recording
 from longleaf.exporters.source import SourceError
 from longleaf.metrics import GPU_METRICS, GpuMetrics
+from tests.exporters.signatures import FIGURES, SIGNATURES
 
 RECORDINGS = Path(__file__).parent / "recordings"
+H200 = Path(__file__).resolve().parents[2] / "ops" / "observe" / "recordings" / "h200"
 
 
 class Exported:
@@ -32,6 +34,7 @@ class Exported:
     def __init__(self, recording: str, retry: float = 60.0) -> None:
         self.registry = CollectorRegistry()
         sources = load_recording(RECORDINGS / recording)
+        self.samples = max(len(source.samples) for source in sources)
         self.exporter = GpuExporter(sources, GpuMetrics(self.registry), retry)
 
     def value(self, name: str, **labels: str) -> float | None:
@@ -45,24 +48,94 @@ def test_every_metric_has_a_source_that_is_for_it() -> None:
     assert {name for names in WANTED_OF.values() for name in names} == set(GPU_METRICS)
 
 
-def test_four_loads_look_different_and_utilization_does_not_tell_them_apart() -> None:
-    exported = Exported("synthetic-four-loads.json")
-    names = ("tensor_active_ratio", "dram_active_ratio", "sm_resident_ratio", "power_watts")
-    seen = []
-    for _ in range(4):
+def figures_under(load: str) -> list[dict[str, float]]:
+    """What is published while an H200 does that, sample by sample."""
+    exported = Exported(str(H200 / f"{load}.json"))
+    found = []
+    for _ in range(exported.samples):
         exported.exporter.sample()
-        seen.append([exported.value(name, gpu="0") for name in names])
-    idle, matmul, copy, trap = seen
-    assert idle[:3] == [0, 0, 0]
-    assert matmul == [0.92, 0.31, 1, 690]
-    assert copy[:3] == [0, 0.93, 1]
-    assert trap == [0.03, 0.012, 0.998, 133]
-    assert exported.value("memory_peak_bytes_per_second", gpu="0") == 4.917e12
+        values = {name: exported.value(name, gpu="0") for name in (*FIGURES, "power_watts")}
+        found.append({name: value for name, value in values.items() if value is not None})
+    assert len(found) > 10
+    assert all(len(sample) == 5 for sample in found), "a figure is absent"
+    return found
+
+
+@pytest.mark.parametrize("load", SIGNATURES)
+def test_each_load_has_its_signature_in_every_sample(load: str) -> None:
+    for sample in figures_under(load):
+        for name, (least, most) in zip(FIGURES, SIGNATURES[load], strict=True):
+            assert least <= sample[name] <= most, (name, sample)
+
+
+def test_utilization_cannot_tell_a_kernel_that_waits_from_one_that_works() -> None:
+    """The trap: SGLang's verify keeps 8 of 132 SMs, and looks as busy as a kernel on all."""
+    waits, works = figures_under("sglang-verify-64k"), figures_under("longleaf-verify-64k")
+    for before, after in zip(waits[2:], works[2:], strict=False):
+        assert abs(before["sm_resident_ratio"] - after["sm_resident_ratio"]) <= 0.02
+        assert before["sm_active_ratio"] == pytest.approx(8 / 132, rel=0.15)
+        assert after["dram_active_ratio"] > 200 * before["dram_active_ratio"]
+        assert after["power_watts"] > 3 * before["power_watts"]
+
+
+def test_the_card_is_described() -> None:
+    exported = Exported(str(H200 / "idle.json"))
+    exported.exporter.sample()
+    assert exported.value("memory_peak_bytes_per_second", gpu="0") == pytest.approx(
+        4.8e12, rel=0.01
+    )
+    assert exported.value("power_limit_watts", gpu="0") == 700
     assert exported.supported("tensor_active_ratio", "nvml_gpm") == 1
     assert exported.supported("tensor_active_ratio", "dcgm") == 0
     seconds = exported.value("sample_seconds")
     assert seconds is not None
     assert 0 < seconds < 1
+
+
+class Counting:
+    """A source whose opening and closing is counted; ``broken`` fails its next sample."""
+
+    def __init__(self, name: str, *metrics: str) -> None:
+        self.name, self.metrics = name, metrics
+        self.opened = self.closed = 0
+        self.broken = False
+
+    def open(self) -> dict[str, str]:
+        self.opened += 1
+        return dict.fromkeys(self.metrics, "")
+
+    def identify(self) -> dict[str, tuple[str, str, str]]:
+        return {}
+
+    def sample(self) -> dict[str, dict[str, float]]:
+        if self.broken:
+            self.broken = False
+            raise SourceError("gone")
+        return {"0": dict.fromkeys(self.metrics, 0.5 if self.name == "cupti_pm" else 0.25)}
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_source_that_is_not_needed_is_not_opened() -> None:
+    """Two that sample one GPU's counters at once disturbed each other on an H200."""
+    first = Counting("nvml_gpm", *WANTED_OF["nvml_gpm"])
+    second = Counting("cupti_pm", *WANTED_OF["cupti_pm"])
+    registry = CollectorRegistry()
+    exporter = GpuExporter([first, second], GpuMetrics(registry), retry=0.0)
+
+    def tensor() -> float | None:
+        return registry.get_sample_value("longleaf_gpu_tensor_active_ratio", {"gpu": "0"})
+
+    exporter.sample()
+    assert (tensor(), second.opened) == (0.25, 0)
+    first.broken = True
+    exporter.sample()
+    assert (tensor(), second.opened, second.closed) == (0.5, 1, 0)
+    exporter.sample()
+    assert (tensor(), second.opened, second.closed) == (0.25, 1, 1)
+    exporter.close()
+    assert first.closed == first.opened == 2
 
 
 def test_what_is_unknown_is_absent_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -283,7 +356,7 @@ def test_the_command_serves_a_recording_and_ends_on_a_signal() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "longleaf", "exporter", "gpu", "--port", str(port)]
-    recording = str(RECORDINGS / "synthetic-four-loads.json")
+    recording = str(H200 / "copy.json")
     refused = subprocess.run(
         [*command, "--interval", "0.05"], capture_output=True, text=True, check=False
     )

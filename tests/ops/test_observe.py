@@ -17,7 +17,7 @@ from longleaf.metrics import GPU_METRICS
 from longleaf.probes.commit import CommitPlan, CommitRun
 from longleaf.probes.judge import Cell
 from ops.dashboards.build import BOARDS, stale
-from ops.observe.__main__ import RECORDINGS
+from ops.observe.__main__ import RECORDING
 from ops.observe.load import Load
 from ops.observe.prometheus import (
     RULES,
@@ -95,9 +95,7 @@ async def stack(directory: Path) -> AsyncIterator[tuple[Prometheus, str, Engine]
         engines = [parts.enter_context(running_engine(*small, *name)) for _ in range(2)]
         urls = [engine.url for engine in engines]
         async with running_gateway(*urls, ready=2, loads_interval=0.2) as gateway:
-            exporter = running_gpu_exporter(
-                directory, port=free_port(), recording=RECORDINGS / "gpu-synthetic.json"
-            )
+            exporter = running_gpu_exporter(directory, port=free_port(), recording=RECORDING)
             gpu = await asyncio.to_thread(parts.enter_context, exporter)
             probe = parts.enter_context(replaying(probe_metrics(directory / "probe.prom")))
             targets = [
@@ -179,8 +177,7 @@ def test_panels_have_descriptions_units_and_the_namespace() -> None:
                 assert all('context_bucket=~"$context"' in query.expr for query in panel.queries)
 
 
-def test_the_synthetic_recording_has_every_gpu_metric() -> None:
-    found = json.loads((RECORDINGS / "gpu-synthetic.json").read_text())
-    assert found["note"].startswith("Synthetic")
+def test_the_recording_has_every_gpu_metric() -> None:
+    found = json.loads(RECORDING.read_text())
     told = {name for source in found["sources"] for name in source.get("supported", ())}
     assert told == set(GPU_METRICS)

@@ -27,6 +27,7 @@ def phase(name: str, *values: float | None) -> Phase:
         ((0.02, 0.8, 1.0, 340.0), "memory"),
         ((0.6, 0.7, 1.0, 600.0), "compute and memory"),
         ((0.03, 0.012, 0.998, 133.0), "latency"),  # as seen, and taken for a busy GPU
+        ((0.385, 0.365, 1.0, 693.0), "mixed"),  # this project's verify on an H200
         ((None, 0.012, 0.998, 133.0), "unknown"),  # what is unknown is not 0
         ((None, 0.8, 0.998, 133.0), "memory"),
     ],

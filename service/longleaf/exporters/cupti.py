@@ -7,21 +7,20 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from statistics import fmean
 from typing import Protocol
 
 from longleaf.exporters._cupti import Cupti, DeviceSampler, count_devices, find_library
 from longleaf.exporters.source import LEAST_INTERVAL, Figures, SourceError
 
-ELAPSED = "gr__cycles_elapsed.max"
-CYCLES: Mapping[str, str] = {
-    "tensor_active_ratio": "sm__pipe_tensor_cycles_active.avg",
-    "sm_active_ratio": "sm__cycles_active.avg",
-    "sm_resident_ratio": "gr__cycles_active.avg",
+COUNTERS: Mapping[str, str] = {
+    "tensor_active_ratio": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
+    "dram_active_ratio": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    "sm_active_ratio": "sm__cycles_active.avg.pct_of_peak_sustained_elapsed",
 }
-"""Cycles that are a share of ``ELAPSED``."""
-DRAM = "dram__throughput.avg.pct_of_peak_sustained_elapsed"
-COUNTERS: Sequence[str] = (ELAPSED, DRAM, *CYCLES.values())
-"""What is counted, in one pass (each chip's plan is CUPTI's)."""
+"""What is counted, in one pass. Percent of what the unit can: cycles of a pipe that each SM has
+four of, over those of ``gr__cycles_elapsed``, which is another clock, came to 309 % on an H200.
+"""
 
 
 class Sampler(Protocol):
@@ -42,7 +41,7 @@ def open_samplers() -> Mapping[str, Sampler]:
     found: dict[str, Sampler] = {}
     try:
         for index in range(devices):
-            found[str(index)] = DeviceSampler(cupti, index, COUNTERS)
+            found[str(index)] = DeviceSampler(cupti, index, tuple(COUNTERS.values()))
     except SourceError:
         _close(found)
         raise
@@ -50,13 +49,11 @@ def open_samplers() -> Mapping[str, Sampler]:
 
 
 def ratios(samples: Sequence[Sequence[float]]) -> dict[str, float]:
-    """Figures over all intervals together; what was not counted is left out."""
-    sums = dict(zip(COUNTERS, map(math.fsum, zip(*samples, strict=True)), strict=False))
-    elapsed = sums.get(ELAPSED, 0.0)
-    if not elapsed > 0:
+    """Means over intervals of one length; what was not counted is left out."""
+    if not samples:
         return {}
-    found = {metric: sums[counter] / elapsed for metric, counter in CYCLES.items()}
-    found["dram_active_ratio"] = sums[DRAM] / len(samples) / 100
+    means = (fmean(column) / 100 for column in zip(*samples, strict=True))
+    found = dict(zip(COUNTERS, means, strict=True))
     return {metric: value for metric, value in found.items() if math.isfinite(value)}
 
 
@@ -76,7 +73,7 @@ class CuptiPm:
         found = self.sample()
         return {
             metric: "" if all(metric in figures for figures in found.values()) else "not counted"
-            for metric in (*CYCLES, "dram_active_ratio")
+            for metric in COUNTERS
         }
 
     def identify(self) -> Mapping[str, tuple[str, str, str]]:

@@ -15,7 +15,8 @@ class GpuExporter:
     """Probes ``sources`` in order, then samples those that are of use.
 
     A figure that a sample lacks ends its series: what is unknown is absent, never 0 and never the
-    value of some time ago. A source that fails is closed, and tried again after ``retry`` seconds.
+    value of some time ago. A source that fails is closed, and tried again after ``retry`` seconds;
+    one that the sources before it make needless is not opened.
     """
 
     def __init__(self, sources: Sequence[Source], metrics: GpuMetrics, retry: float = 60.0) -> None:
@@ -31,13 +32,13 @@ class GpuExporter:
         """Take one sample of everything, and publish it."""
         began = time.perf_counter()
         figures: dict[str, dict[str, float]] = {name: {} for name in GPU_METRICS}
+        owned: set[str] = set()
         for source in self._sources:
+            if not set(WANTED_OF[source.name]) - owned:
+                self._leave(source)
+                continue
             self._probe(source)
-            mine = {
-                name
-                for name in self._opened.get(source.name, ())
-                if self._owner(name) == source.name
-            }
+            mine = self._opened.get(source.name, set()) - owned
             if not mine:
                 continue
             try:
@@ -45,6 +46,7 @@ class GpuExporter:
             except SourceError as error:
                 self._lose(source, str(error))
                 continue
+            owned |= mine
             for gpu, values in found.items():
                 for name in mine & set(values):
                     figures[name][gpu] = values[name]
@@ -58,11 +60,14 @@ class GpuExporter:
                 source.close()
         self._opened.clear()
 
-    def _owner(self, metric: str) -> str | None:
-        for source in self._sources:
-            if metric in self._opened.get(source.name, ()):
-                return source.name
-        return None
+    def _leave(self, source: Source) -> None:
+        """Sources before it tell all that it is for: two that count at once may disturb each
+        other.
+        """
+        if self._opened.pop(source.name, None) is not None:
+            del self._tried[source.name]
+            with suppress(SourceError):
+                source.close()
 
     def _probe(self, source: Source) -> None:
         now = time.monotonic()
@@ -97,7 +102,7 @@ class GpuExporter:
 
     def _unsupported(self, source: str, metric: str, why: str) -> None:
         """A source that cannot be used at all tells none of what it is for."""
-        for name in WANTED_OF.get(source, ()):
+        for name in WANTED_OF[source]:
             self._metrics.supported.labels(name, source).set(0)
         self._say(source, metric, why)
 
@@ -123,9 +128,7 @@ _COUNTERS = (
 WANTED_OF = {
     "nvml_gpm": _COUNTERS,
     "dcgm": (*_COUNTERS, "sm_resident_ratio"),
-    "cupti_pm": (
-        *("tensor_active_ratio", "dram_active_ratio", "sm_active_ratio", "sm_resident_ratio"),
-    ),
+    "cupti_pm": ("tensor_active_ratio", "dram_active_ratio", "sm_active_ratio"),
     "nvml": tuple(name for name in GPU_METRICS if name not in _COUNTERS),
 }
 """What each source is for, to be said where it cannot even be opened."""

@@ -1,7 +1,7 @@
 """Recordings of a source: what it said it could tell, and its samples, to be replayed."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,12 @@ class Recorded:
         self.name = str(found["source"])
         self._found = found
         self._next = 0
+
+    @property
+    def samples(self) -> Sequence[Mapping[str, Figures] | str]:
+        """What it said, in order; a text is the error that it gave instead."""
+        samples: Sequence[Mapping[str, Figures] | str] = self._found.get("samples", ())
+        return samples
 
     def open(self) -> Mapping[str, str]:
         """See ``Source``."""
@@ -33,8 +39,7 @@ class Recorded:
 
     def sample(self) -> Mapping[str, Figures]:
         """See ``Source``."""
-        samples = self._found["samples"]
-        found: Mapping[str, Figures] | str = samples[min(self._next, len(samples) - 1)]
+        found = self.samples[min(self._next, len(self.samples) - 1)]
         self._next += 1
         if isinstance(found, str):
             raise SourceError(found)

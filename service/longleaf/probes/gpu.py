@@ -18,6 +18,8 @@ from longleaf.probes.texts import TEXTS
 PHASES = ("idle", "prefill", "decode")
 FIGURES = ("tensor_active_ratio", "dram_active_ratio", "sm_resident_ratio", "power_watts")
 _BUSY = 0.5
+_WORKS = 0.15
+"""As of the alert LongleafGpuResidentButIdle."""
 _RESIDENT = 0.5
 _LINE = re.compile(r'^longleaf_gpu_([a-z_]+)\{gpu="([^"]*)"\} (\S+)$', re.MULTILINE)
 
@@ -53,7 +55,7 @@ class Phase:
 
     @property
     def bound(self) -> str:
-        """One of compute, memory, compute and memory, latency, idle, unknown."""
+        """One of compute, memory, compute and memory, mixed, latency, idle, unknown."""
         tensor, dram = self.mean("tensor_active_ratio"), self.mean("dram_active_ratio")
         resident = self.mean("sm_resident_ratio")
         if tensor is not None and dram is not None and min(tensor, dram) >= _BUSY:
@@ -64,6 +66,8 @@ class Phase:
             return "memory"
         if tensor is None or dram is None or resident is None:
             return "unknown"
+        if max(tensor, dram) >= _WORKS:
+            return "mixed"
         return "latency" if resident >= _RESIDENT else "idle"
 
     def words(self) -> str:
@@ -84,6 +88,7 @@ _MEANING: Mapping[str, str] = {
     "compute": "compute-bound, the tensor pipes work",
     "memory": "memory-bound, device memory is busy",
     "compute and memory": "compute- and memory-bound at once",
+    "mixed": "bound by no one thing, tensor pipes or memory work for a part of the time",
     "latency": "latency-bound, kernels are there and neither tensor pipes nor memory work: too few "
     "blocks, launches, or waiting for other GPUs",
     "idle": "idle, no kernel is there most of the time",

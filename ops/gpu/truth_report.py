@@ -1,0 +1,86 @@
+"""Rows of what ``ops.gpu.truth`` recorded: ``python -m ops.gpu.truth_report DIR --commit …``."""
+
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from prometheus_client import CollectorRegistry
+
+from longleaf.exporters.gpu import GpuExporter
+from longleaf.exporters.recording import load_recording
+from longleaf.metrics import GPU_METRICS, GpuMetrics
+from ops.bench.results import Row, format_table, write_results
+
+SHARES = ("tensor_active_ratio", "dram_active_ratio", "sm_active_ratio", "sm_resident_ratio")
+
+
+def published(recording: Path, gpu: str = "0") -> dict[str, list[float]]:
+    """What the exporter publishes of a recording: by metric, sample by sample."""
+    registry = CollectorRegistry()
+    sources = load_recording(recording)
+    exporter = GpuExporter(sources, GpuMetrics(registry))
+    found: dict[str, list[float]] = {}
+    for _ in range(max(len(source.samples) for source in sources)):
+        exporter.sample()
+        for name in GPU_METRICS:
+            value = registry.get_sample_value(f"longleaf_gpu_{name}", {"gpu": gpu})
+            if value is not None:
+                found.setdefault(name, []).append(value)
+    return found
+
+
+def rows_of(folder: Path, document: dict[str, Any]) -> Iterator[Row]:
+    """A row for each figure of each load, and what watching cost."""
+    for seen in document["observed"]:
+        path = folder / seen["recording"]
+        name = path.stem.replace("-", "_")
+        figures = published(path)
+        for metric in SHARES:
+            if metric in figures:
+                yield _row(f"{name}_{metric}", figures[metric], "ratio")
+        if "power_watts" in figures:
+            yield _row(f"{name}_power", figures["power_watts"], "W")
+        alone = statistics.fmean(seen["alone"])
+        if alone:
+            unit, scale = ("TFLOP/s", 1e12) if seen["unit"] == "FLOP/s" else ("GB/s", 1e9)
+            yield Row(f"{name}_rate", alone / scale, unit, n=len(seen["alone"]))
+            slower = 100 * (1 - seen["watched"] / alone)
+            drift = 100 * (max(seen["alone"]) / min(seen["alone"]) - 1)
+            yield Row(
+                f"{name}_slowdown",
+                slower,
+                "%",
+                better="lower",
+                spread=(slower - drift, slower + drift),
+            )
+        cpu = 100 * seen["cpu_share"]
+        yield Row(f"{name}_exporter_cpu", cpu, "% of a core", better="lower")
+
+
+def _row(name: str, values: Sequence[float], unit: str) -> Row:
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Row(name, median, unit, n=len(values), spread=(low, high))
+
+
+@click.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--commit", help="What was measured.  [this checkout's]")
+def main(folder: Path, commit: str | None) -> None:
+    """Write ops/results/gpu-truth-h200.json from FOLDER, and print it."""
+    document = json.loads((folder / "gpu-truth.json").read_text())
+    rows = list(rows_of(folder, document))
+    gpu = document["gpu"]
+    slug = gpu["name"].lower().removeprefix("nvidia ").replace(" ", "-")
+    command = "python -m ops.gpu.truth --out DIR"
+    path = write_results(
+        "gpu-truth", command, rows, gpu=gpu["name"], slug=slug, driver=gpu["driver"], commit=commit
+    )
+    click.echo(format_table(rows))
+    click.echo(path)
+
+
+if __name__ == "__main__":
+    main()
