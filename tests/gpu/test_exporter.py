@@ -7,11 +7,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kernel_bench.sglang import SglangMissingError, find_sources  # noqa: E402
-from ops.gpu.known_loads import known_loads  # noqa: E402
-from ops.gpu.truth import Seconds, observe  # noqa: E402
-from ops.gpu.truth_report import published  # noqa: E402
-from tests.exporters.signatures import FIGURES, SIGNATURES  # noqa: E402
+from kernel_bench.sglang import SglangMissingError, find_sources
+from ops.gpu.known_loads import known_loads
+from ops.gpu.truth import Seconds, observe
+from ops.gpu.truth_report import published
+from tests.exporters.signatures import FIGURES, SIGNATURES
 
 pytestmark = pytest.mark.gpu
 
