@@ -60,10 +60,11 @@ test-engine: $(ENGINE_VENV)/.ready ## Run the plugin's tests on the CPU, in the 
 	$(ENGINE_VENV)/bin/python -m pytest tests/engine $(PYTEST_ARGS)
 
 test-chart: $(VENV)/.dev $(ENGINE_VENV)/.ready ## Run the chart's tests with Helm 3 and 4, SGLang's parser and schemas of Kubernetes 1.30 to 1.35; needs npm
-	LONGLEAF_CHART_TOOLS="$$(tests/charts/tools.sh)" LONGLEAF_ENGINE_PYTHON="$(CURDIR)/$(ENGINE_VENV)/bin/python" $(BIN)/python -m pytest tests/charts tests/image $(PYTEST_ARGS)
+	LONGLEAF_CHART_TOOLS="$$(tests/charts/tools.sh)" LONGLEAF_ENGINE_PYTHON="$(CURDIR)/$(ENGINE_VENV)/bin/python" $(BIN)/python -m pytest tests/charts tests/image/test_dockerfile.py $(PYTEST_ARGS)
 
-test-image: $(VENV)/.dev ## Build the gateway's image with buildah and chat with it as its own user; needs root
-	LONGLEAF_GATEWAY_IMAGE="$$(tests/image/build.sh)" $(BIN)/python -m pytest tests/image $(PYTEST_ARGS)
+test-image: $(VENV)/.dev $(ENGINE_VENV)/.ready $(CUDA_VENV)/.ready ## Build the gateway's image with buildah, chat with it as its own user; run the engine image's steps; needs root
+	LONGLEAF_GATEWAY_IMAGE="$$(tests/image/build.sh)" LONGLEAF_ENGINE_PYTHON="$(CURDIR)/$(ENGINE_VENV)/bin/python" \
+		LONGLEAF_CUDA_HOME="$$(cd $(CUDA_VENV)/lib/python3*/site-packages/nvidia/cu13 && pwd)" $(BIN)/python -m pytest tests/image $(PYTEST_ARGS)
 
 test-cluster: $(VENV)/.dev ## Run the chart on a real control plane, built once from Debian's source package; needs root
 	tests/cluster/run.sh $(PYTEST_ARGS)

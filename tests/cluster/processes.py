@@ -87,7 +87,7 @@ def chat(url: str, **more: Any) -> str:
 class Stream(threading.Thread):
     """One long answer, read as it comes. Its replica is known once ``started`` is set."""
 
-    def __init__(self, url: str, tokens: int) -> None:
+    def __init__(self, url: str, tokens: int, **more: Any) -> None:
         super().__init__(daemon=True)
         self._request = request(
             url,
@@ -95,6 +95,7 @@ class Stream(threading.Thread):
             ignore_eos=True,
             stream=True,
             stream_options={"include_usage": True},
+            **more,
         )
         self.started = threading.Event()
         self.ended = threading.Event()

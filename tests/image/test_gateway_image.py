@@ -4,14 +4,14 @@ import json
 import os
 import signal
 import subprocess
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.cluster.control_plane import eventually
+from tests.cluster.processes import Stream, chat, get
 from tests.serve.test_serve import free_ports
 
 LARGEST = 250_000_000
@@ -93,6 +93,34 @@ def test_the_image_is_small_and_its_user_writes_nothing(images: Images, containe
         images("umount", container)
 
 
+@pytest.fixture
+def locked(images: Images, container: str) -> Iterator[tuple[str, ...]]:
+    """Words before a command that run it as a pod of the chart would.
+
+    The root is read-only but for /tmp, the user is the image's, the environment its own.
+    """
+    image = json.loads(images("inspect", "--type", "image", os.environ["LONGLEAF_GATEWAY_IMAGE"]))
+    config = image["OCIv1"]["config"]
+    root = images("mount", container)
+    script = (
+        'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && mount -t tmpfs tmp "$0/tmp" && '
+        'mount -t proc proc "$0/proc" && mount --bind /dev "$0/dev" && user=$1 && shift && '
+        'exec chroot --userspec="$user" "$0" "$@"'
+    )
+    try:
+        yield (
+            *("env", "-i", *config["Env"], "unshare", "--mount", "/bin/sh", "-ec", script, root),
+            *(config["User"], *config["Entrypoint"]),
+        )
+    finally:
+        images("umount", container)
+
+
+def _ready(port: str, process: subprocess.Popen[bytes]) -> bool:
+    assert process.poll() is None
+    return get(f"http://127.0.0.1:{port}/readyz") is not None
+
+
 def test_engine_and_gateway_answer_from_the_image(images: Images, container: str) -> None:
     """As uid 10001, which cannot write to what it runs."""
     engine, port, metrics = map(str, free_ports(3))
@@ -102,35 +130,49 @@ def test_engine_and_gateway_answer_from_the_image(images: Images, container: str
         images.running(container, "longleaf", "embedded", "--port", engine),
         images.running(container, "longleaf", "gateway", "--replica", replica, *options) as gateway,
     ):
-
-        def ready() -> bool:
-            assert gateway.poll() is None
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
-                    return bool(answer.status == 200)
-            except OSError:
-                return False
-
-        eventually(ready, "the gateway knows a ready engine")
-        body = {
-            "model": "tiny-target",
-            "messages": [{"role": "user", "content": "Count from 1 to 5."}],
-            "max_tokens": 16,
-        }
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{port}/v1/chat/completions",
-            json.dumps(body).encode(),
-            {"content-type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            said = json.load(answer)["choices"][0]["message"]["content"]
-        assert "1, 2, 3" in said
+        eventually(lambda: _ready(port, gateway), "the gateway knows a ready engine")
+        assert "1, 2, 3" in chat(f"http://127.0.0.1:{port}", model="tiny-target")
         users = {
             path.parent.stat().st_uid
             for path in Path("/proc").glob("[0-9]*/cmdline")
             if f"--port\0{port}" in _read(path) and "buildah" not in _read(path)
         }
         assert users == {10001}
+
+
+def test_a_read_only_root_is_enough_and_sigterm_drains(locked: tuple[str, ...]) -> None:
+    engine, port, metrics = map(str, free_ports(3))
+    url = f"http://127.0.0.1:{port}"
+    replica = ("--replica", f"http://127.0.0.1:{engine}")
+    with ExitStack() as stack:
+        model = start(stack, *locked, "embedded", "--port", engine, "--drain-seconds", "120")
+        options = ("--port", port, "--metrics-port", metrics, "--drain-timeout", "120")
+        gateway = start(stack, *locked, "gateway", *replica, *options)
+        eventually(lambda: _ready(port, gateway), "the gateway knows a ready engine")
+        root = Path(f"/proc/{gateway.pid}/root")
+        assert Path(f"/proc/{gateway.pid}").stat().st_uid == 10001
+        mounts = Path(f"/proc/{gateway.pid}/mounts").read_text().splitlines()
+        assert [line.split()[3].split(",")[0] for line in mounts if line.split()[1] == "/"] == [
+            "ro"
+        ]
+        assert list((root / "tmp").iterdir()) == []
+        stream = Stream(url, 1500, model="tiny-target")
+        assert stream.started.wait(60)
+        gateway.send_signal(signal.SIGTERM)
+        model.send_signal(signal.SIGTERM)
+        eventually(lambda: get(f"{url}/readyz") is None, "it is no longer ready")
+        assert not stream.ended.is_set()
+        assert stream.ended.wait(120)
+        assert stream.tokens() == 1500
+        assert gateway.wait(timeout=30) == 0
+        assert model.wait(timeout=30) == 0
+
+
+def start(stack: ExitStack, *command: str) -> subprocess.Popen[bytes]:
+    """A process that the stack ends."""
+    process = stack.enter_context(subprocess.Popen(command))
+    stack.callback(process.kill)
+    return process
 
 
 def _read(path: Path) -> str:
