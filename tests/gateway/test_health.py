@@ -138,12 +138,25 @@ async def test_replica_that_returns_smaller_is_known_as_smaller() -> None:
 
 
 async def test_limits_of_a_ready_replica_are_read_again() -> None:
-    async with gateway_over(answer_captured_chat, facts_interval=0.01) as (gateway, (replica,)):
+    async with gateway_over(answer_captured_chat) as (gateway, (replica,)):
         assert (await gateway.answer(chat(max_tokens=3000)))[0] == 200
         replica.server_info = {"max_total_num_tokens": 1000, "max_req_input_len": 994}
         await checks(replica, 3)
         assert await gateway.ready() == 1
         assert (await gateway.answer(chat(max_tokens=3000)))[0] == 400
+
+
+async def test_another_model_on_a_ready_replica_is_known_by_its_next_check() -> None:
+    """Engines do not check the name: what was meant for one model must not reach another."""
+    async with gateway_over(answer_captured_chat) as (gateway, (replica,)):
+        assert (await gateway.answer(chat()))[0] == 200
+        replica.models["data"][0]["id"] = "another"
+        await checks(replica, 3)
+        assert await gateway.ready() == 1
+        status, body, _ = await gateway.answer(chat())
+        assert (status, error_of(body)["code"]) == (404, "model_not_found")
+        assert (await gateway.answer(chat(model="another")))[0] == 200
+        assert len(replica.generations) == 2
 
 
 async def test_replica_without_limits_is_not_ready() -> None:

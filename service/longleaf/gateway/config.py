@@ -110,8 +110,6 @@ class GatewayConfig(BaseSettings):
     """Failures in a row that make a ready replica not ready."""
     healthy_after: Annotated[int, Field(ge=1)] = 2
     """Successes in a row that make a replica ready again (the first time, one is enough)."""
-    facts_interval: Seconds = 30.0
-    """Age at which a replica's limits and models are read again."""
     tokenizers: Annotated[tuple[str, ...], NoDecode] = ()
     """Directories with ``tokenizer.json`` (or ``tiktoken.model``) and a chat template, as ``PATH``
     or ``MODEL=PATH``; without one for its model, a prompt is counted by a replica."""
@@ -173,6 +171,13 @@ class GatewayConfig(BaseSettings):
     def tokenizer_paths(self) -> dict[str, str]:
         """Tokenizer directory by model name; ``""`` stands for every other model."""
         return dict(split_tokenizer(entry) for entry in self.tokenizers)
+
+    @field_validator("kubernetes_port")
+    @classmethod
+    def _check_kubernetes_port(cls, value: str | None) -> str | None:
+        if value is not None and value.isdigit() and not 0 < int(value) < 65_536:
+            raise ValueError(f"must be a port's name or its number up to 65535, got {value}")
+        return value
 
     @field_validator("health_timeout")
     @classmethod

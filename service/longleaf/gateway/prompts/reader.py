@@ -13,7 +13,6 @@ from longleaf.gateway.prompts.inspection import Inspection, Route, WrongBodyErro
 from longleaf.gateway.prompts.pool import WorkerError, WorkerPool
 from longleaf.gateway.prompts.tokenizer import Count
 from longleaf.gateway.replicas.client import ReplicaError
-from longleaf.gateway.replicas.facts import ReplicaFacts
 from longleaf.gateway.replicas.registry import ReplicaRegistry
 from longleaf.gateway.replicas.replica import Replica
 from longleaf.metrics import GatewayMetrics
@@ -80,12 +79,15 @@ class PromptReader:
                 self._note_tokenizer(path, answer.get("tokenizer_error"))
             except WorkerError as error:
                 self._note_tokenizer(path, str(error))
-        held: WeakKeyDictionary[Replica, ReplicaFacts] = WeakKeyDictionary()
+        held: WeakKeyDictionary[Replica, tuple[object, object]] = WeakKeyDictionary()
         while self._tokenizers:
             for replica in self._registry.ready():
                 facts = replica.facts
-                if facts is not None and held.get(replica) != facts:
-                    held[replica] = facts
+                if facts is None:
+                    continue
+                told = (facts.model_names, facts.limits)
+                if held.get(replica) != told:
+                    held[replica] = told
                     for model in facts.model_names:
                         await self._compare(replica, model)
             await asyncio.sleep(interval)

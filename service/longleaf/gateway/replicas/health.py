@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import logging
-import time
 
 from longleaf.gateway.config import GatewayConfig
 from longleaf.gateway.replicas.client import ReplicaError
@@ -13,21 +12,18 @@ logger = logging.getLogger(__name__)
 
 
 async def watch(replica: Replica, config: GatewayConfig) -> None:
-    """Check ``replica`` for ever: ``/health``, and its facts when they are old or it was away.
+    """Check ``replica`` for ever: ``/health``, and what it serves.
 
-    A replica that is not ready is asked more often, so that it comes back soon. Facts are read
-    again before it is ready again: it may have returned with a smaller KV pool.
+    A replica that is not ready is asked more often, so that it comes back soon. Facts are read each
+    time: it may have returned with another model or a smaller KV pool, and engines do not check the
+    model's name.
     """
-    learnt = -float("inf")
     loop = asyncio.get_running_loop()
     while True:
         began = loop.time()
         try:
             await _check_health(replica, config.health_timeout)
-            age = time.monotonic() - learnt
-            if not replica.ready or age >= config.facts_interval:
-                await replica.learn_facts(config.health_timeout)
-                learnt = time.monotonic()
+            await replica.learn_facts(config.health_timeout)
             if not replica.ready:
                 with contextlib.suppress(ReplicaError):  # not every engine reports a load
                     await replica.learn_load(config.health_timeout)
