@@ -7,7 +7,7 @@ what is remembered gets 410 Gone, as a status or as an event.
 import asyncio
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from aiohttp import web
 
@@ -15,9 +15,13 @@ PATH = "/apis/discovery.k8s.io/v1/namespaces/{namespace}/endpointslices"
 
 
 def endpoint_slice(
-    name: str, addresses: Sequence[str], port: int, terminating: Sequence[str] = ()
+    name: str,
+    addresses: Sequence[str],
+    port: int,
+    terminating: Sequence[str] = (),
+    starting: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """A slice of ``addresses``, those in ``terminating`` on their way out."""
+    """A slice of ``addresses``, those in ``terminating`` on their way out, in ``starting`` in."""
     return {
         "metadata": {"name": name, "labels": {"kubernetes.io/service-name": "engine"}},
         "addressType": "IPv4",
@@ -26,8 +30,8 @@ def endpoint_slice(
             {
                 "addresses": [address],
                 "conditions": {
-                    "ready": address not in terminating,
-                    "serving": True,
+                    "ready": address not in {*terminating, *starting},
+                    "serving": address not in starting,
                     "terminating": address in terminating,
                 },
             }
@@ -44,6 +48,8 @@ class KubernetesApiServer:
         self.listing: Any = None
         """What a list says its items are, in place of the slices."""
         self.gone_as_status = False
+        self.watching: Literal["allowed", "forbidden", "cut", "garbled"] = "allowed"
+        """What becomes of a watch."""
         self.requests: list[dict[str, str]] = []
         """Queries, in order."""
         self.port = 0
@@ -141,10 +147,16 @@ class KubernetesApiServer:
 
     async def _watch(self, request: web.Request, version: int) -> web.StreamResponse:
         gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}
+        if self.watching == "forbidden":
+            return web.json_response({"kind": "Status", "code": 403}, status=403)
         if version < self._oldest and self.gone_as_status:
             return web.json_response(gone, status=410)
         response = web.StreamResponse()
         await response.prepare(request)
+        if self.watching == "garbled":
+            await response.write(b'{"type": "ADDED", "object": [null]}\n')
+        if self.watching != "allowed":
+            return response
         if version < self._oldest:
             await response.write(json.dumps({"type": "ERROR", "object": gone}).encode() + b"\n")
             return response

@@ -1,10 +1,11 @@
 """Replicas that come and go: EndpointSlices over a real HTTP API."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import pytest
 
@@ -22,11 +23,13 @@ class Followed:
 
     def __init__(self) -> None:
         self.urls: list[str] = []
+        self.ready: list[str] = []
         self.reports = 0
         self.up: list[float] = []
 
-    def take(self, urls: Collection[str]) -> None:
+    def take(self, urls: Mapping[str, bool]) -> None:
         self.urls = sorted(url.removeprefix("http://") for url in urls)
+        self.ready = sorted(url.removeprefix("http://") for url, ready in urls.items() if ready)
         self.reports += 1
 
 
@@ -108,6 +111,45 @@ async def test_a_list_that_cannot_be_read_is_asked_for_again(items: Any) -> None
             await eventually(lambda: followed.urls == ["10.0.0.1:1"])
 
 
+@pytest.mark.parametrize("watching", ["forbidden", "cut", "garbled"])
+async def test_a_watch_that_brings_nothing_is_asked_for_less_and_less_often(
+    watching: Literal["forbidden", "cut", "garbled"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pauses are noted, not waited for; the list is followed all the same."""
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0.01)
+
+    monkeypatch.setattr(
+        "longleaf.gateway.replicas.kubernetes.asyncio",
+        SimpleNamespace(
+            sleep=noted, timeout=asyncio.timeout, get_running_loop=asyncio.get_running_loop
+        ),
+    )
+    monkeypatch.setattr("longleaf.gateway.replicas.kubernetes.random.uniform", lambda *_: 1.0)
+    async with KubernetesApiServer() as server:
+        server.watching = watching
+        server.put(endpoint_slice("a", ["10.0.0.1"], 1))
+        async with following(server) as followed:
+            await eventually(lambda: len(pauses) >= 8)
+            assert pauses[:8] == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
+            assert followed.urls == ["10.0.0.1:1"]
+            assert (followed.up[-1] == 1) is (watching == "cut")
+            server.watching = "allowed"
+            server.put(endpoint_slice("b", ["10.0.0.2"], 1))
+            await eventually(lambda: len(followed.urls) == 2)
+            server.put(endpoint_slice("c", ["10.0.0.3"], 1))
+            await eventually(lambda: len(followed.urls) == 3)
+            quiet = len(pauses)
+            server.end_watches()  # one that brought news: asked for again at once
+            watches = len(server.watches)
+            await eventually(lambda: len(server.watches) > watches)
+            assert len(pauses) == quiet
+
+
 async def test_while_the_api_is_away_the_last_list_stands() -> None:
     async with KubernetesApiServer() as server:
         server.put(endpoint_slice("a", ["10.0.0.1"], 1))
@@ -139,12 +181,21 @@ async def test_the_token_is_read_anew(tmp_path: Path) -> None:
 )
 def test_ports_by_name_and_number(port: str | None, expected: str | None) -> None:
     urls = list(base_urls(endpoint_slice("a", ["10.0.0.1"], 30000), port, "https"))
-    assert urls == ([] if expected is None else ["https://10.0.0.1" + expected])
+    assert urls == ([] if expected is None else [("https://10.0.0.1" + expected, True)])
 
 
 def test_ipv6_addresses_are_bracketed() -> None:
     one = {**endpoint_slice("a", ["fd00::1"], 1), "addressType": "IPv6"}
-    assert list(base_urls(one, "http", "http")) == ["http://[fd00::1]:1"]
+    assert list(base_urls(one, "http", "http")) == [("http://[fd00::1]:1", True)]
+
+
+@pytest.mark.parametrize("port", [70_000, 0, -1, None, "80"])
+def test_a_port_that_is_none_is_no_endpoint(port: Any) -> None:
+    one = endpoint_slice("a", ["10.0.0.1"], 1)
+    one["ports"] = [{"name": "http", "port": port}]
+    assert list(base_urls(one, None, "http")) == []
+    with pytest.raises(ValueError, match="up to 65535"):
+        GatewayConfig(kubernetes_service="engine", kubernetes_port="70000")
 
 
 def test_outside_a_cluster_the_api_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,6 +214,43 @@ def test_replicas_are_given_or_found() -> None:
 
 def of(*replicas: FaultyReplica) -> list[dict[str, Any]]:
     return [endpoint_slice(f"r{one.port}", ["127.0.0.1"], one.port) for one in replicas]
+
+
+async def test_an_engine_that_warms_up_is_not_ready_though_it_answers() -> None:
+    """Its pod's probe knows; once it serves, its own health alone counts, until it restarts."""
+    async with KubernetesApiServer() as server, FaultyReplica() as replica:
+        name, hosts = f"r{replica.port}", ["127.0.0.1"]
+        warming = endpoint_slice(name, hosts, replica.port, starting=hosts)
+        settings: dict[str, Any] = {
+            "kubernetes_service": "models/engine",
+            "kubernetes_port": "http",
+            "kubernetes_api": server.url,
+            "unhealthy_after": 1,
+        }
+
+        async def checked(count: int) -> None:
+            wanted = replica.health_checks + count
+            await eventually(lambda: replica.health_checks >= wanted)
+
+        server.put(warming)
+        async with running_gateway(**settings) as gateway:
+            await checked(5)
+            assert await gateway.ready() == 0
+            assert (await gateway.raw(chat()))[0] == 503
+            state = f'longleaf_gateway_replica_state{{replica="{replica.url}",state="starting"}}'
+            assert await gateway.metric(state) == 1
+            server.put(endpoint_slice(name, hosts, replica.port))
+            await gateway.until_ready(1)
+            server.put(warming)  # its probe fails
+            await checked(5)
+            assert await gateway.ready() == 1
+            await replica.stop()
+            await gateway.until_ready(0)
+            await replica.start()
+            await checked(5)
+            assert await gateway.ready() == 0
+            server.put(endpoint_slice(name, hosts, replica.port))
+            await gateway.until_ready(1)
 
 
 async def test_a_gateway_follows_its_service() -> None:

@@ -1,7 +1,8 @@
 """Follows the EndpointSlices of a Kubernetes Service: list, watch, resume, list again.
 
 The watch is resumed where it ended. After 410 Gone (the version is too old), and after any error,
-the list is read again: what happened meanwhile is in it.
+the list is read again: what happened meanwhile is in it. Whatever brings nothing new is asked for
+less and less often.
 """
 
 import asyncio
@@ -10,14 +11,14 @@ import logging
 import os
 import random
 import ssl
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from longleaf.gateway.replicas.client import RawHeaders, ReplicaClient, ReplicaError
+from longleaf.gateway.replicas.client import RawHeaders, ReplicaClient
 from longleaf.gateway.replicas.connection import Connection
 
 logger = logging.getLogger(__name__)
@@ -29,8 +30,6 @@ _GRACE_SECONDS = 30
 _REQUEST_SECONDS = 15
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 10.0
-_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
-"""What reading an answer of another shape than an EndpointSlice's raises."""
 
 
 class WatchError(Exception):
@@ -104,26 +103,33 @@ class EndpointSlices:
         self._note_up = note_up
         self._slices: dict[str, Mapping[str, Any]] = {}
         self._version = ""
-        self._reported: tuple[str, ...] | None = None
+        self._reported: Mapping[str, bool] | None = None
 
-    async def run(self, on_change: Callable[[Collection[str]], None]) -> None:
-        """Report the set of URLs, and every change of it, for ever."""
-        pause = _FIRST_PAUSE
+    async def run(self, on_change: Callable[[Mapping[str, bool]], None]) -> None:
+        """Report the URLs, and every change of them, for ever."""
+        loop = asyncio.get_running_loop()
+        pause, listed = _FIRST_PAUSE, False
         client = self._api.client()
         try:
             while True:
+                began, news = loop.time(), False
                 try:
-                    await self._list(client)
-                    self._note_up(1)
-                    pause = _FIRST_PAUSE
-                    while True:
+                    if not listed:
+                        await self._list(client)
                         self._report(on_change)
-                        async for _ in self._watch(client):
-                            self._report(on_change)
-                except (*_UNREADABLE, WatchError, ReplicaError, OSError) as error:
+                        listed = True
+                    async for _ in self._watch(client):
+                        news = True
+                        self._report(on_change)
+                except Exception as error:  # an answer may be of any shape
+                    listed = False
                     self._note_up(0)
                     fields = {"path": self._path, "why": str(error) or type(error).__name__}
                     logger.warning("discovery: list again", extra={"fields": fields})
+                if news or loop.time() - began >= _LONGEST_PAUSE:
+                    pause = _FIRST_PAUSE
+                    if listed:
+                        continue
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST_PAUSE)
         finally:
@@ -143,7 +149,7 @@ class EndpointSlices:
         self._version = answer["metadata"]["resourceVersion"]
 
     async def _watch(self, client: ReplicaClient) -> AsyncIterator[None]:
-        """Apply events until the server ends the watch in order."""
+        """Apply events, bookmarks too, until the server ends the watch in order."""
         query = {
             "watch": "true",
             "resourceVersion": self._version,
@@ -151,17 +157,16 @@ class EndpointSlices:
             "timeoutSeconds": str(_WATCH_SECONDS),
         }
         async with self._get(client, query) as connection:
+            self._note_up(1)
             async for line in _lines(connection):
                 event = _object(line)
                 changed = event.get("object") or {}
                 if event.get("type") == "ERROR":
                     raise WatchError(f"{changed.get('code')}: {changed.get('message')}")
                 self._version = changed["metadata"]["resourceVersion"]
-                if event["type"] == "BOOKMARK":
-                    continue
                 if event["type"] == "DELETED":
                     self._slices.pop(changed["metadata"]["name"], None)
-                else:
+                elif event["type"] != "BOOKMARK":
                     self._slices[changed["metadata"]["name"]] = changed
                 yield
 
@@ -180,23 +185,23 @@ class EndpointSlices:
         finally:
             client.end(connection)
 
-    def _report(self, on_change: Callable[[Collection[str]], None]) -> None:
-        found = {
-            url for one in self._slices.values() for url in base_urls(one, self._port, self._scheme)
-        }
-        urls = tuple(sorted(found))
-        if urls != self._reported:
-            self._reported = urls
-            on_change(urls)
+    def _report(self, on_change: Callable[[Mapping[str, bool]], None]) -> None:
+        found: dict[str, bool] = {}
+        for one in self._slices.values():
+            for url, ready in base_urls(one, self._port, self._scheme):
+                found[url] = ready or found.get(url, False)
+        if found != self._reported:
+            on_change(dict(sorted(found.items())))
+            self._reported = found
 
 
-def base_urls(one: Mapping[str, Any], port: str | None, scheme: str) -> Iterator[str]:
-    """Base URLs of a slice's endpoints, by port number or name (default: its first port).
+def base_urls(one: Mapping[str, Any], port: str | None, scheme: str) -> Iterator[tuple[str, bool]]:
+    """Base URLs of a slice's endpoints, by port number or name (default: its first port), and
+    whether each is ready.
 
-    An endpoint that is not ready is one too: the gateway's own checks judge it. One that
-    terminates is not: what it runs may end, nothing new comes.
+    One that terminates is none: what it runs may end, nothing new comes.
     """
-    ports = [entry for entry in one.get("ports") or () if isinstance(entry.get("port"), int)]
+    ports = [entry for entry in one.get("ports") or () if _is_port(entry.get("port"))]
     if port is not None and port.isdigit():
         number: int | None = int(port)
     else:
@@ -205,11 +210,17 @@ def base_urls(one: Mapping[str, Any], port: str | None, scheme: str) -> Iterator
     if number is None:
         return
     for endpoint in one.get("endpoints") or ():
-        if (endpoint.get("conditions") or {}).get("terminating"):
+        conditions = endpoint.get("conditions") or {}
+        if conditions.get("terminating"):
             continue
+        ready = conditions.get("ready") is not False  # null: unknown, to be taken for ready
         for address in (endpoint.get("addresses") or ())[:1]:
             host = f"[{address}]" if one.get("addressType") == "IPv6" else address
-            yield f"{scheme}://{host}:{number}"
+            yield f"{scheme}://{host}:{number}", ready
+
+
+def _is_port(value: object) -> bool:
+    return isinstance(value, int) and 0 < value < 65_536
 
 
 async def _lines(connection: Connection) -> AsyncIterator[bytes]:

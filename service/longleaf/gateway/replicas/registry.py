@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, get_args
 
@@ -79,26 +79,28 @@ class ReplicaRegistry:
         self._finding = asyncio.create_task(self._find())
 
     async def _find(self) -> None:
-        try:
-            await self._discovery.run(self.set_urls)
-        except Exception:
-            logger.exception("discovery ended")
-            raise
+        await self._discovery.run(self.set_urls)
 
-    def set_urls(self, urls: Collection[str]) -> None:
-        """From now on, exactly these are the replicas."""
-        known = {replica.url for replica in self._replicas}
+    def set_urls(self, urls: Mapping[str, bool]) -> None:
+        """From now on, exactly these are the replicas; the source calls them ready, or not."""
         for replica in [one for one in self._replicas if one.url not in urls]:
             self._replicas.remove(replica)
             task = asyncio.create_task(self._retire(replica))
             self._retiring.add(task)
             task.add_done_callback(self._retiring.discard)
-        for url in urls:
+        known = {replica.url: replica for replica in self._replicas}
+        for url, ready in urls.items():
             if url not in known:
-                self._add(url)
+                try:
+                    known[url] = self._add(url)
+                except ValueError as error:
+                    fields = {"replica": url, "why": str(error)}
+                    logger.error("replica without a usable URL", extra={"fields": fields})
+                    continue
+            known[url].announced = ready
         self.changed()
 
-    def _add(self, url: str) -> None:
+    def _add(self, url: str) -> Replica:
         config = self._config
         replica = Replica(
             url,
@@ -120,6 +122,7 @@ class ReplicaRegistry:
             asyncio.create_task(watch_loads(replica, config.loads_interval)),
         ]
         logger.info("replica found", extra={"fields": {"replica": url}})
+        return replica
 
     async def _retire(self, replica: Replica) -> None:
         """Let what runs end, up to the drain limit."""

@@ -57,6 +57,8 @@ class Replica:
         self.breaker = breaker or CircuitBreaker()
         self.draining = False
         """Whether it is on its way out: what runs may end, nothing new comes."""
+        self.announced = True
+        """Whether it is called ready where it was found; no matter once it is ready here."""
         self.cache_age = 0
         """Changes whenever its prefix cache may have been lost."""
         self.alive_at = asyncio.get_running_loop().time()
@@ -122,7 +124,9 @@ class Replica:
         """A health check passed and the facts are known."""
         self.alive_at = asyncio.get_running_loop().time()
         self._streak = max(self._streak, 0) + 1
-        if not self._ready and (not self._was_ready or self._streak >= self._healthy_after):
+        if self._ready or not self.announced:
+            return
+        if not self._was_ready or self._streak >= self._healthy_after:
             self._set_ready(True, "passes its health checks")
 
     def note_alive(self) -> None:
@@ -184,6 +188,8 @@ class Replica:
                     }
                 },
             )
+        if self.facts is not None and facts.model_names != self.facts.model_names:
+            self.cache_age += 1  # another engine
         self.facts = facts
         self.budget.set_limits(facts.limits)
 
