@@ -15,6 +15,7 @@ from ops.gpu.servers import Method, ServerSpec
 HOME = Path(os.environ.get("LONGLEAF_GPU_HOME", "/tmp/longleaf-gpu"))
 LOGS = HOME / "logs"
 TINY_CONTEXT = 20_480
+STRETCHED_CONTEXT = 66_560  # 64k and an answer
 LONG_CONTEXT = 262_144
 
 
@@ -32,13 +33,13 @@ def tiny(method: Method, name: str | None = None, nodes: tuple[int, ...] = ()) -
 
 
 def stretched(method: Method, name: str, nodes: tuple[int, ...] = ()) -> ServerSpec:
-    """A server of the tiny pair with positions to 64k: exact, not sensible, beyond its training."""
-    target, drafter = stretch_tiny_pair(HOME / "models/stretched", 65_536)
+    """A server of the tiny pair with positions past 64k: exact, not sensible, beyond its training."""
+    target, drafter = stretch_tiny_pair(HOME / "models/stretched", STRETCHED_CONTEXT)
     return tiny(method, name, nodes).variant(
         name,
         target=target,
         drafter=drafter if method.speculates else None,
-        context_length=65_536,
+        context_length=STRETCHED_CONTEXT,
     )
 
 

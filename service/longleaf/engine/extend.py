@@ -3,7 +3,8 @@
 Absorbed attention (`verify_mla`) reads 576 numbers a cached token for all heads but costs
 2 * (576 + 512) FLOP a query, head and cached token. Up-projected attention costs 4 * 192 of them
 (the values padded to the keys' width), after 2 * 512 * 256 a cached token and head for K and V
-whatever the number of queries. At Kimi's dimensions both cost the same near 190 new tokens.
+whatever the number of queries. By FLOP both cost the same near 190 new tokens; measured, the
+up-projection of a long prefix costs far more than its FLOP say.
 """
 
 import os
@@ -17,11 +18,11 @@ from torch import Tensor
 from longleaf.engine.metadata import StepPlan, cut_extends, plan_prefix
 from longleaf_kernels.verify import MAX_BATCH, MAX_NODES
 
-ABSORBED_EXTEND_TOKENS = 256
+ABSORBED_EXTEND_TOKENS = 512
 """Up to so many new tokens a request, an extend over a cached prefix takes the absorbed form.
 
-Between the crossover by FLOP (see above) and `verify_mla`'s most rows. TO BE MEASURED on the GPU
-host: it stands for no measurement yet.
+Measured (ops/results/engine-h200.json, extend_128k_* and extend_32k_*): over 128k it takes half the
+time of the other at all lengths tried, 64 to 512; over 32k both are the host's launches.
 """
 ABSORBED_VARIABLE = "LONGLEAF_ABSORBED_EXTEND_TOKENS"
 """Environment variable: a number in place of that one, to measure both forms at any length."""
