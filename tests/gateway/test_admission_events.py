@@ -208,3 +208,36 @@ async def cancel_after(turns: int) -> None:
 @pytest.mark.parametrize("turns", range(SETTLED))
 def test_leaving_in_the_very_moment_of_being_placed_leaks_nothing(turns: int) -> None:
     asyncio.run(cancel_after(turns))
+
+
+async def fault_in_the_queue() -> None:
+    """Two wait behind a third; the policy fails over the first of them."""
+    world = make_world()
+    world.replicas[1].note_failure("gone")
+    for number in range(3):
+        apply(world, ("admit", 100, 700 + number, number, 0))
+    await settle()
+    assert world.admission.waiting == 2
+    policy = world.admission._policy
+    choose = policy.choose
+
+    def failing(candidates: Sequence[Replica], demand: Demand) -> Replica:
+        if demand.max_tokens == 701:
+            raise ZeroDivisionError
+        return choose(candidates, demand)
+
+    policy.choose = failing  # type: ignore[method-assign]
+    apply(world, ("release", 0))
+    await settle()
+    assert isinstance(world.tasks[1].exception(), ZeroDivisionError)
+    assert world.tasks[2].result().replica is world.replicas[0]
+    assert world.admission.waiting == 0
+    for grant in world.held:
+        grant.reservation.release()
+    assert [replica.budget.held for replica in world.replicas] == [0, 0]
+    for replica in world.replicas:
+        await replica.close()
+
+
+def test_a_fault_over_one_request_is_that_requests_alone() -> None:
+    asyncio.run(fault_in_the_queue())

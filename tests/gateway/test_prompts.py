@@ -6,8 +6,10 @@ import json
 import logging
 import os
 import shutil
+import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from longleaf.embedded.load import DEFAULT_MODELS
 from longleaf.embedded.tokenizer import Tokenizer as EngineTokenizer
 from longleaf.gateway.prompts.chat_template import ChatTemplate, TemplateError
 from longleaf.gateway.prompts.inspection import Route, inspect, parse
-from longleaf.gateway.prompts.pool import WorkerError, WorkerPool
+from longleaf.gateway.prompts.pool import WorkerError, WorkerPool, _Process
 from longleaf.gateway.prompts.tiktoken_files import load_tiktoken
 from longleaf.gateway.prompts.tokenizer import Count, Tokenizer, TokenizerError
 from tests.gateway.faulty_replica import FaultyReplica, answer_captured_chat
@@ -238,13 +240,37 @@ async def test_a_worker_that_dies_is_replaced() -> None:
         os.kill(idle._process.pid, 9)
         await idle._process.wait()
         assert (await workers.run(job(), body))["inspection"]["model"] == "tiny"
-        (idle,) = workers._idle
-        busy = asyncio.create_task(workers.run(job(), b'{"a": ' + b"[1," * 10**6))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        os.kill(idle._process.pid, 9)
-        with pytest.raises(WorkerError, match="died"):
-            await busy
+        assert (await workers.run(job(), body))["inspection"]["model"] == "tiny"
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+async def test_a_job_whose_worker_dies_is_done_by_another_once(
+    deaths: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers are stopped before they get the job, so that they die over it for certain."""
+    body = json.dumps(chat()).encode()
+    started: list[int] = []
+    start = _Process.start
+
+    async def noted() -> _Process:
+        process = await start()
+        started.append(process._process.pid)
+        if len(started) <= deaths:
+            os.kill(process._process.pid, signal.SIGSTOP)
+        return process
+
+    monkeypatch.setattr(_Process, "start", noted)
+    async with pool(size=1) as workers:
+        busy = asyncio.create_task(workers.run(job(), body))
+        for number in range(deaths):
+            await eventually(partial(started.__getitem__, slice(number, None)))
+            os.kill(started[number], signal.SIGKILL)
+        if deaths == 1:
+            assert (await busy)["inspection"]["model"] == "tiny"
+            assert len(started) == 2
+        else:
+            with pytest.raises(WorkerError, match="died"):
+                await busy
         assert (await workers.run(job(), body))["inspection"]["model"] == "tiny"
 
 

@@ -1,13 +1,14 @@
 """Admission: who may start now, who waits, who is refused, and why."""
 
 import asyncio
+import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from longleaf.gateway.admission.demand import Demand, NeverFitsError, never_fits
 from longleaf.gateway.admission.queue import FairQueue, Waiting
+from longleaf.gateway.admission.turns import Turns
 from longleaf.gateway.config import GatewayConfig
 from longleaf.gateway.replicas.budget import Need, Obstacle, Reservation
 from longleaf.gateway.replicas.registry import ReplicaRegistry
@@ -15,12 +16,12 @@ from longleaf.gateway.replicas.replica import Replica
 from longleaf.gateway.routing.policy import RoutingPolicy
 from longleaf.metrics import GatewayMetrics
 
+logger = logging.getLogger(__name__)
+
 CachedTokens = Callable[[Replica, Demand], int]
 """Prompt tokens of a demand that a replica has cached, as far as routing knows."""
 
 _TICK = 0.1
-_LOOK_PAST = 16
-"""Requests without room for whom the search looks on; after so many a replica counts as full."""
 _UNKNOWN_SECONDS = 10.0
 _LEAST_BOUND = 1_024
 _BOUND_SHARE = 16
@@ -266,9 +267,8 @@ class Admission:
         if not chosen:
             return None
         replica = self._policy.choose(chosen, ask.demand)
-        grant = Grant(replica, replica.budget.reserve(free[replica]))
         self._policy.placed(replica, ask.demand)
-        return grant
+        return Grant(replica, replica.budget.reserve(free[replica]))
 
     def _bound_is_small(self, replica: Replica, demand: Demand) -> bool:
         if demand.bound is None:
@@ -286,39 +286,41 @@ class Admission:
         """Give places to those whose turn it is.
 
         One that does not fit keeps the replicas it could use from all behind it, but a short prompt
-        may overtake it, up to a bound.
+        may overtake it, up to a bound. A request that cannot be placed for a fault of ours is
+        refused; the others have their turns.
         """
         self._pump_soon = False
-        kept: set[Replica] = set()
-        wanted: Counter[Replica] = Counter()
-        passed: list[tuple[Waiting[_Entry], list[Replica]]] = []
-        for waiting in self._queue.ordered(self._clock()):
-            ask = waiting.item.ask
-            if waiting.item.granted.done():
-                continue  # cancelled: about to leave
-            able = self._able(ask)
-            if not able:
-                self._give_up(waiting)
-                continue
-            short = ask.demand.size <= self._config.short_prompt_tokens
-            taken = kept if short else kept | wanted.keys()
-            grant = self._place(ask, [replica for replica in able if replica not in taken])
-            if grant is None:
-                passed.append((waiting, able))
-                wanted.update(able)
-                kept.update(replica for replica in able if wanted[replica] >= _LOOK_PAST)
-            else:
-                self._queue.serve(waiting)
-                waiting.item.granted.set_result(grant)
-            for other, theirs in passed:
-                if grant is not None and grant.replica in theirs:
-                    other.overtaken += 1
-                if other.overtaken >= self._config.max_overtakes:
-                    kept.update(theirs)
-            if kept.issuperset(self._registry.ready()):
-                break
-        self._metrics.queue_depth.set(len(self._queue))
-        self._keep_ticking()
+        turns = Turns(self._config.max_overtakes)
+        try:
+            for waiting in self._queue.ordered(self._clock()):
+                if waiting.item.granted.done():
+                    continue  # cancelled: about to leave
+                try:
+                    self._take_turn(waiting, turns)
+                except Exception as error:
+                    logger.exception("request could not be placed")
+                    self._queue.remove(waiting)
+                    _refuse(waiting, error)
+                if turns.over(self._registry.ready()):
+                    break
+        finally:
+            self._metrics.queue_depth.set(len(self._queue))
+            self._keep_ticking()
+
+    def _take_turn(self, waiting: Waiting[_Entry], turns: Turns) -> None:
+        ask = waiting.item.ask
+        able = self._able(ask)
+        if not able:
+            self._give_up(waiting)
+            return
+        short = ask.demand.size <= self._config.short_prompt_tokens
+        grant = self._place(ask, [replica for replica in able if turns.may_use(replica, short)])
+        if grant is None:
+            turns.passed(waiting, able)
+            return
+        self._queue.serve(waiting)
+        waiting.item.granted.set_result(grant)
+        turns.served(grant.replica)
 
     def _give_up(self, waiting: Waiting[_Entry]) -> None:
         """Refuse one that can no longer be served; one whose replica may come back waits on."""

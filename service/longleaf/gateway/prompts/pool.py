@@ -2,11 +2,14 @@
 
 import asyncio
 import json
+import logging
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from longleaf.gateway.prompts.worker import ANSWER, JOB
+
+logger = logging.getLogger(__name__)
 
 SHORT_BYTES = 256 * 1024
 _RETIRING_BYTES = 16 * 2**20
@@ -16,7 +19,7 @@ _END_SECONDS = 5.0
 
 
 class WorkerError(Exception):
-    """A worker died, or took too long, over this job."""
+    """Workers died, or one took too long, over this job."""
 
 
 class _Process:
@@ -80,7 +83,8 @@ class WorkerPool:
         self._jobs: set[asyncio.Task[dict[str, Any]]] = set()
 
     async def run(self, header: Mapping[str, Any], body: bytes = b"") -> dict[str, Any]:
-        """The answer to one job (see ``worker``). ``WorkerError`` where there is none.
+        """The answer to one job (see ``worker``). ``WorkerError`` where there is none: a worker
+        took too long, or a second one died over it too.
 
         A job whose asker is cancelled runs to its end all the same: a worker is worth more.
         """
@@ -107,22 +111,29 @@ class WorkerPool:
     async def _job(
         self, header: bytes, body: bytes, held: list[asyncio.Semaphore]
     ) -> dict[str, Any]:
-        process: _Process | None = None
-        healthy = False
         try:
             async with asyncio.timeout(self._timeout):
-                process = await self._take()
-                answer = json.loads(await process.ask(header, body))
-            healthy = True
+                try:
+                    return await self._ask(await self._take(), header, body)
+                except WorkerError as died:  # perhaps by no fault of the job, which changes nothing
+                    logger.warning("job repeated", extra={"fields": {"why": str(died)}})
+                    return await self._ask(await _Process.start(), header, body)
         except TimeoutError:
             raise WorkerError(f"a tokenizer worker took over {self._timeout:g} s") from None
         finally:
-            if healthy and process is not None and len(body) <= _RETIRING_BYTES:
-                self._idle.append(process)
-                process = None
             for gate in held:
                 gate.release()
-            if process is not None:
+
+    async def _ask(self, process: _Process, header: bytes, body: bytes) -> dict[str, Any]:
+        """One job on one process, which goes back to the idle ones if it is worth it."""
+        healthy = False
+        try:
+            answer = json.loads(await process.ask(header, body))
+            healthy = True
+        finally:
+            if healthy and len(body) <= _RETIRING_BYTES:
+                self._idle.append(process)
+            else:
                 await process.end(kill=not healthy)
         assert isinstance(answer, dict)
         return answer
