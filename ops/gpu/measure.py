@@ -5,26 +5,20 @@ added to FILE after each measurement, so that a run that is cut short keeps what
 may run one after another. `ops.gpu.report` makes rows and the plot of it.
 """
 
-import json
-import lzma
 import statistics
-import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import click
 
-from longleaf.embedded.load import DEFAULT_MODELS
-from longleaf.embedded.tokenizer import Tokenizer
-from ops.bench.prompts import DATA, PromptSource
+from ops.gpu.adaptive import measure_adaptive
 from ops.gpu.client import Client, EngineError, Generation
 from ops.gpu.metrics import counters, phase_means
-from ops.gpu.pairs import HOME, LOGS, long, stretched
+from ops.gpu.pairs import HOME, LOGS, long
 from ops.gpu.phases import read_steps, worst_disagreement
-from ops.gpu.servers import Method, Server, serve
+from ops.gpu.record import Record
+from ops.gpu.servers import Method, serve
 from ops.gpu.shares import gpu_events, profile, read_trace, shares
 from ops.gpu.timing import random_prompt, time_steps
 
@@ -33,33 +27,15 @@ OUR_CONTEXTS = (K, 8 * K, 32 * K, 64 * K, 128 * K, 185_000)
 STOCK_CONTEXTS = (K, 8 * K, 32 * K)
 WIDTH_CONTEXTS = (K, 16 * K, 64 * K)
 WIDTHS = (1, 8, 16, 32, 64)
-EXTENDS = {32 * K: (16, 64, 128, 192, 256, 384, 512, 1024), 128 * K: (64, 128, 192, 256, 384, 512)}
+EXTENDS = {32 * K: (16, 64, 128, 192, 256, 384, 512, 1024), 128 * K: (64, 256, 512, 1024, 2048)}
 """New tokens by the cached prefix, on both sides of where the two forms cost the same."""
 EXTEND_FORMS = {
-    "absorbed": {"LONGLEAF_ABSORBED_EXTEND_TOKENS": "2048"},
+    "absorbed": {"LONGLEAF_ABSORBED_EXTEND_TOKENS": "4096"},
     "up-torch": {"LONGLEAF_ABSORBED_EXTEND_TOKENS": "0"},
 }
 """Servers of the part `extend`: one for each way to attend from new tokens. `fa3` is not among
 them: its library is 1.1 GB, too much for a host that packages must be carried to."""
 BENCH_NODES = 9
-KINDS = ("predictable", "code", "prose")
-
-
-class Record:
-    """The measurements of one host, written to a file after each."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.document: dict[str, Any] = (
-            json.loads(path.read_text()) if path.exists() else {"machine": _machine()}
-        )
-
-    def add(self, section: str, **entry: Any) -> None:
-        """Append to a section, print it and write the file."""
-        self.document.setdefault(section, []).append(entry)
-        print(section, json.dumps(entry)[:400], flush=True)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(json.dumps(self.document, indent=1) + "\n")
 
 
 def measure_steps(
@@ -160,7 +136,7 @@ def part_ours(record: Record) -> None:
     """DDTREE at nine nodes, and decoding without speculation, on longleaf_mla."""
     ddtree = long(Method.DDTREE, "ddtree-9", (BENCH_NODES,))
     specs = [
-        ddtree.variant("ddtree-9", engine={"sample_phases": 4}),
+        ddtree.variant("ddtree-9", engine={"sample_phases": 1}),
         long(Method.OURS_PLAIN, "ours-plain").variant("ours-plain", pool_tokens=80_000),
     ]
     with serve(specs, LOGS) as servers:
@@ -212,90 +188,13 @@ def part_extend(record: Record) -> None:
                     measure_extend(record, server.client, name, prefix, 4, new)
 
 
-def part_adaptive(record: Record) -> None:
-    """Decode speed of the adaptive budget against every fixed width, on the tiny trained pair.
-
-    The budget is told what steps of each width cost here, as an operator would tell it.
-    """
-    fixed = [
-        stretched(Method.DDTREE, f"fixed-{nodes}", (nodes,)).variant(
-            f"fixed-{nodes}", pool_tokens=200_000
-        )
-        for nodes in WIDTHS
-    ]
-    tokenizer = Tokenizer.load(DEFAULT_MODELS / "tiny-target")
-    with serve(fixed, LOGS) as servers:
-        costs = step_costs(tokenizer, {n: servers[f"fixed-{n}"].client for n in WIDTHS})
-        record.add("step_costs", step_ms=costs)
-        adaptive = stretched(Method.DDTREE, "adaptive").variant(
-            "adaptive", nodes=WIDTHS, engine={"step_ms": costs}, pool_tokens=200_000
-        )
-        with serve([adaptive], LOGS, beside=len(fixed)) as more:
-            _compare_speeds(record, tokenizer, servers | more)
-
-
-def step_costs(tokenizer: Tokenizer, clients: Mapping[int, Client]) -> list[tuple[int, int, float]]:
-    """Milliseconds of a step by node count and context: the engine's option `step_ms`."""
-    costs = []
-    for context in WIDTH_CONTEXTS:
-        prompt = next(_texts(tokenizer, "predictable", context))
-        for nodes, client in clients.items():
-            client.generate(prompt, 8, timeout=600)
-            costs.append((nodes, context, time_steps(client, prompt, 160).ms))
-    return costs
-
-
-def _compare_speeds(record: Record, tokenizer: Tokenizer, servers: Mapping[str, Server]) -> None:
-    for kind in KINDS:
-        for context in WIDTH_CONTEXTS:
-            prompts = list(islice(_texts(tokenizer, kind, context), 3))
-            for name, server in servers.items():
-                for prompt in prompts:
-                    server.client.generate(prompt, 8)
-                answers = [server.client.generate(prompt, 192) for prompt in prompts]
-                seconds = sum(a.events[-1].at - a.events[0].at for a in answers)
-                tokens = sum(len(a.tokens) - 1 for a in answers)
-                steps = sum(a.steps for a in answers)
-                record.add(
-                    "adaptive",
-                    server=name,
-                    kind=kind,
-                    context=context,
-                    tokens_per_second=round(tokens / seconds, 2),
-                    commit_len=round(tokens / max(1, steps), 3),
-                )
-
-
-def _texts(tokenizer: Tokenizer, kind: str, length: int) -> Iterator[list[int]]:
-    """Prompts of one kind, of any length: sources follow one another until it is reached."""
-    if kind == "predictable":
-        for prompt in PromptSource(tokenizer).predictable(length, 1):
-            yield prompt.tokens.tolist()
-        return
-    data = json.loads(lzma.decompress(DATA.read_bytes()))
-    texts = [tokenizer.encode(item["text"]) for item in data[kind]]
-    for first in range(len(texts)):
-        tokens: list[int] = []
-        while len(tokens) < length:
-            for text in texts[first:] + texts[:first]:
-                tokens += text
-        # The end is where the answer goes on from: another place in the text for each prompt.
-        yield tokens[-length:] if first % 2 else tokens[:length]
-
-
 PARTS: dict[str, Callable[[Record], None]] = {
     "ours": part_ours,
     "widths": part_widths,
     "stock": part_stock,
-    "adaptive": part_adaptive,
+    "adaptive": lambda record: measure_adaptive(record, WIDTHS, WIDTH_CONTEXTS),
     "extend": part_extend,
 }
-
-
-def _machine() -> dict[str, str]:
-    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    name, driver = subprocess.check_output(command, text=True).splitlines()[0].split(", ")
-    return {"gpu": name, "driver": driver}
 
 
 @click.command()

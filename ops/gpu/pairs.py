@@ -33,7 +33,7 @@ def tiny(method: Method, name: str | None = None, nodes: tuple[int, ...] = ()) -
 
 
 def stretched(method: Method, name: str, nodes: tuple[int, ...] = ()) -> ServerSpec:
-    """A server of the tiny pair with positions past 64k: exact, not sensible, beyond its training."""
+    """A server of the tiny pair with positions past 64k: exact, not sensible, there."""
     target, drafter = stretch_tiny_pair(HOME / "models/stretched", STRETCHED_CONTEXT)
     return tiny(method, name, nodes).variant(
         name,

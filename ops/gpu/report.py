@@ -11,11 +11,11 @@ from typing import Any
 import click
 
 from ops.bench.results import Row, format_table, write_results
+from ops.gpu.adaptive import KINDS
 from ops.gpu.measure import (
     BENCH_NODES,
     EXTEND_FORMS,
     EXTENDS,
-    KINDS,
     STOCK_CONTEXTS,
     WIDTH_CONTEXTS,
     WIDTHS,

@@ -33,9 +33,10 @@ from ops.bench.prompts import PromptSource
 from ops.gpu import ranks
 from ops.gpu.client import Client, EngineError, ask_all
 from ops.gpu.judge import partings, wrong
-from ops.gpu.measure import BENCH_NODES, K, Record, measure_profile, measure_steps
+from ops.gpu.measure import BENCH_NODES, K, measure_profile, measure_steps
 from ops.gpu.pairs import HOME, LOGS, long, tiny
 from ops.gpu.plugin_distribution import install
+from ops.gpu.record import Record
 from ops.gpu.servers import Method, Server, ServerSpec, command_of, free_port
 from ops.gpu.timing import random_prompt
 
