@@ -4,13 +4,12 @@ import contextlib
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from longleaf.probes.judge import Cell, Totals, Verdict, judge
 from longleaf.probes.lengths import Contexts, label
 from longleaf.probes.texts import TEXTS
 from tests.probes.faulty_engine import FAULTS
+from tests.probes.interrupt import interrupted
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 120.0
@@ -58,13 +58,11 @@ def answers(url: str) -> bool:
 
 
 def probe(url: str, *options: str) -> "subprocess.Popen[str]":
-    # A shell without job control starts what it runs in the background deaf to Ctrl-C.
     return subprocess.Popen(
         [sys.executable, "-m", "longleaf", "probe", "commit", "--url", url, *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
 
 
@@ -134,16 +132,14 @@ def test_of_a_sound_engine_the_text_decides(tmp_path: Path) -> None:
         assert 'longleaf_probe_passed{probe="commit",verdict="text"} 1.0' in exposed
         assert 'longleaf_probe_commit_len_expected{context_bucket="1k",text="prose"}' in exposed
 
-        interrupted = tmp_path / "partial.json"
-        run = probe(url, "--json", str(interrupted), "--contexts", "160", "--repeats", "500")
-        assert run.stderr is not None
-        for _ in range(3):
-            assert run.stderr.readline().startswith("[")
-        run.send_signal(signal.SIGINT)
-        out, _ = run.communicate(timeout=60)
-        assert run.returncode == 130
+        kept = tmp_path / "partial.json"
+        code, out = interrupted(
+            *(3, "probe", "commit", "--url", url, "--json", str(kept)),
+            *("--contexts", "160", "--repeats", "500"),
+        )
+        assert code == 130
         assert "Interrupted." in out
-        partial = json.loads(interrupted.read_text())
+        partial = json.loads(kept.read_text())
         assert partial["partial"]
         assert sum(len(cell["samples"]) for cell in partial["cells"]) >= 3
 
@@ -222,3 +218,53 @@ def test_a_baseline_says_what_is_expected(tmp_path: Path) -> None:
     )
     run.write_textfile(path, {})
     assert 'expected{context_bucket="64k",text="predictable"} 7.9' in path.read_text()
+
+
+class Watch:
+    """A ``probe watch`` that runs, and what it publishes."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+        assert process.stdout is not None
+        self.url = process.stdout.readline().strip()
+
+    def until(self, condition: Callable[[str], object]) -> str:
+        """What it publishes, once ``condition`` holds of it."""
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            with urllib.request.urlopen(self.url, timeout=10) as answer:
+                text = str(answer.read().decode())
+            if condition(text):
+                return text
+            assert time.monotonic() < deadline, text
+            time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def watching(url: str) -> Iterator[Watch]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "longleaf", "probe", "watch", "--url", url, "--every", "0.5"]
+    small = ("--contexts", "160", "--max-tokens", "16", "--port", str(port))
+    with subprocess.Popen([*command, *small], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield Watch(process)
+        finally:
+            process.kill()
+
+
+def test_a_watch_publishes_each_run_and_forgets_the_one_before() -> None:
+    passed = 'longleaf_probe_passed{probe="commit",verdict="text"} 1.0'
+    with contextlib.ExitStack() as service:
+        url = service.enter_context(engine_with("none"))
+        with watching(url) as watch:
+            found = watch.until(lambda text: passed in text)
+            assert 'longleaf_probe_commit_len{context_bucket="1k",text="predictable"}' in found
+            (when,) = re.findall(r"^longleaf_probe_timestamp_seconds\S* (\S+)$", found, re.M)
+            watch.until(lambda text: passed in text and when not in text)
+            service.close()  # the engine is gone: nothing is known any more
+            found = watch.until(lambda text: 'verdict="unknown"} 0.0' in text)
+            assert passed not in found
+            assert "longleaf_probe_commit_len{" not in found
+            watch.process.terminate()
+            assert watch.process.wait(timeout=30) == 0

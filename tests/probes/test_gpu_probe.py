@@ -10,6 +10,7 @@ import pytest
 from longleaf.probes.gpu import GpuPlan, GpuRun, Phase
 from ops.observe.replay import replaying
 from tests.gateway.engine import running_engine
+from tests.probes.interrupt import interrupted
 
 FIGURES = ("tensor_active_ratio", "dram_active_ratio", "sm_resident_ratio", "power_watts")
 
@@ -86,3 +87,20 @@ def test_a_run_beside_an_exporter(tmp_path: Path) -> None:
     assert page.read_text().count("<rect") == 9
     assert wrong.returncode == 1
     assert "is it a GPU exporter?" in wrong.stderr
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
+    path, exposition = tmp_path / "gpu.json", tmp_path / "gpu.prom"
+    exposition.write_text('longleaf_gpu_power_watts{gpu="0"} 80\n')
+    with running_engine("--context-length", "2048") as engine, replaying(exposition) as port:
+        code, out = interrupted(
+            *(1, "probe", "gpu", "--url", engine.url, "--context", "256", "--seconds", "1"),
+            *("--settle", "0", "--interval", "0.1", "--json", str(path)),
+            *("--gpu-metrics-url", f"http://127.0.0.1:{port}/metrics"),
+        )
+    found = json.loads(path.read_text())
+    assert code == 130
+    assert out.rstrip().endswith("Interrupted.")
+    assert (found["partial"], found["passed"]) == (True, False)
+    assert found["phases"][0]["name"] == "idle"
+    assert found["phases"][0]["means"] == {"power_watts": 80.0}

@@ -11,6 +11,7 @@ import pytest
 from longleaf.probes.line import StepCell, fit
 from longleaf.probes.step import EngineRun, StepPlan, StepRun
 from tests.gateway.engine import running_engine
+from tests.probes.interrupt import interrupted
 
 
 def test_the_fit_finds_the_line_and_weighs_relative_errors() -> None:
@@ -100,3 +101,19 @@ def test_two_engines_side_by_side(tmp_path: Path) -> None:
         assert row <= engine["kv_bytes_per_token"] <= 1.2 * row
     assert re.search(r"(src|href)=", page.read_text()) is None
     assert "ms a thousand tokens of context" in done.stdout
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "step.json"
+    with running_engine("--context-length", "2048") as engine:
+        code, out = interrupted(
+            *(3, "probe", "step", "--url", engine.url, "--contexts", "160,1k"),
+            *("--repeats", "500", "--max-tokens", "16", "--json", str(path)),
+        )
+    found = json.loads(path.read_text())
+    assert code == 130
+    assert out.rstrip().endswith("Interrupted.")
+    assert (found["partial"], found["passed"]) == (True, False)
+    first, second = found["engines"][0]["cells"]
+    assert 3 <= len(first["samples"]) < 500
+    assert second["samples"] == []

@@ -97,11 +97,17 @@ class CommitRun:
         return page("commit_len by text and context", words, "tokens a step", curves, self.table())
 
     def write_textfile(self, path: Path, expected: dict[tuple[str, int], float]) -> None:
-        """Write the run for Prometheus' textfile collector. ``expected``: by text and context,
-        from a run that was good; by default what the text reached at the shortest context.
-        """
+        """Write the run for Prometheus' textfile collector; ``expected`` as for ``publish``."""
         registry = CollectorRegistry()
-        metrics = ProbeMetrics(registry)
+        self.publish(ProbeMetrics(registry), expected)
+        write_to_textfile(str(path), registry)
+
+    def publish(self, metrics: ProbeMetrics, expected: dict[tuple[str, int], float]) -> None:
+        """Set ``metrics`` to this run, and to nothing else. ``expected``: by text and context, from
+        a run that was good; by default what the text reached at the shortest context.
+        """
+        for family in (metrics.commit_len, metrics.commit_len_expected, metrics.passed):
+            family.clear()
         shortest = {cell.text: cell.mean for cell in reversed(self.cells) if cell.mean is not None}
         for cell in self.cells:
             if cell.mean is None:
@@ -113,7 +119,6 @@ class CommitRun:
         said = self.judgement()
         metrics.passed.labels("commit", said.verdict).set(said.verdict.passed)
         metrics.timestamp.labels("commit").set_to_current_time()
-        write_to_textfile(str(path), registry)
 
 
 def expected_of(found: dict[str, Any]) -> dict[tuple[str, int], float]:
