@@ -23,7 +23,7 @@ OBSERVED: Curve = ((1400, 8.4), (32_768, 159.0), (65_536, 327.0), (185_000, 1430
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 860, 520, 70, 30, 250, 60
 _CONTEXTS = (1000, 220_000)
-_TIMES = (1.0, 2000.0)
+_TIMES = (0.2, 2000.0)
 _COLOURS = ("#b3261e", "#1a56b0", "#7a7a7a", "#1b7f3b")
 _BYTES_A_ROW = 1152
 _LAYERS = 61
@@ -102,7 +102,7 @@ def _y(ms: float) -> float:
 def _axes() -> list[str]:
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
     parts = []
-    for ms in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000):
+    for ms in (0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000):
         y = round(_y(ms), 1)
         parts.append(f'<path d="M{_LEFT} {y}H{right}" stroke="#e4e4e4"/>')
         parts.append(f'<text x="{_LEFT - 8}" y="{y + 4}" text-anchor="end">{ms}</text>')
@@ -132,7 +132,7 @@ def _lines(curves: Mapping[str, Curve]) -> list[str]:
     parts = []
     for number, (label, curve) in enumerate(curves.items()):
         colour = _COLOURS[number % len(_COLOURS)]
-        points = [(round(_x(c), 1), round(_y(max(ms, _TIMES[0])), 1)) for c, ms in curve]
+        points = [(round(_x(c), 1), round(_y(ms), 1)) for c, ms in curve]
         path = " ".join(f"{x},{y}" for x, y in points)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts += [f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"/>' for x, y in points]
