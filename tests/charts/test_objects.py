@@ -11,6 +11,7 @@ import pytest
 
 from longleaf.embedded.command import embedded_command
 from longleaf.engine.launch import engine_command
+from longleaf.exporters.command import gpu_command
 from longleaf.gateway.command import gateway_command, load_config
 from longleaf.gateway.config import GatewayConfig
 from longleaf.probes.preflight.command import preflight_command
@@ -300,7 +301,10 @@ def test_autoscalers_own_the_replicas(full: Rendered) -> None:
     assert target["scaleTargetRef"]["kind"] == "StatefulSet"
     assert target["scaleTargetRef"]["name"] == full.of("StatefulSet")["metadata"]["name"]
     query = target["triggers"][0]["metadata"]["query"]
-    assert query == 'sum(longleaf_gateway_queue_depth{namespace="serving"})'
+    service = full.of("Service", "chat-longleaf-gateway-metrics")["metadata"]["name"]
+    assert query == (
+        f'sum(longleaf_gateway_queue_depth{{namespace="serving",service="{service}"}})'
+    )
     scaler = full.of("HorizontalPodAutoscaler")["spec"]
     assert scaler["scaleTargetRef"]["name"] == full.of("Deployment")["metadata"]["name"]
 
@@ -325,6 +329,20 @@ def test_monitors_select_what_there_is(full: Rendered) -> None:
     ports = {port["name"] for one in full.engine["containers"] for port in one["ports"]}
     scraped = {one["port"] for one in full.of("PodMonitor")["spec"]["podMetricsEndpoints"]}
     assert scraped == ports == {"http", "gpu-metrics"}
+
+
+def test_the_exporter_is_ours_unless_another_is_given(tools: Tools, full: Rendered) -> None:
+    exporter = container(full.engine, "gpu-exporter")
+    assert exporter["image"] == container(full.engine, "engine")["image"]
+    assert exporter["command"] == ["longleaf"]
+    group, command, *words = exporter["args"]
+    assert (group, command) == ("exporter", "gpu")
+    params = gpu_command.make_context("gpu", words).params
+    assert (params["host"], params["port"]) == ("0.0.0.0", exporter["ports"][0]["containerPort"])
+    values = {"gpuExporter.image.repository": "dcgm-exporter", "gpuExporter.image.tag": "4"}
+    other = container(tools.template("full", values).engine, "gpu-exporter")
+    assert other["image"] == "dcgm-exporter:4"
+    assert "command" not in other
 
 
 def test_rules_and_dashboards_are_those_of_ops(full: Rendered) -> None:

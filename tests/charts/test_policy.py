@@ -1,12 +1,13 @@
 """checkov over every shape, with a reason for each waiver."""
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.charts.rendering import SHAPES, Tools
+from tests.charts.rendering import CHART, SHAPES, Tools
 
 WAIVERS = {
     "CKV_K8S_8": "the test pod runs once and ends: nothing to keep alive",
@@ -36,10 +37,12 @@ def failed(tools: Tools, tmp_path_factory: pytest.TempPathFactory) -> set[tuple[
     return _run(tools, folder)
 
 
-def _run(tools: Tools, folder: Path) -> set[tuple[str, str]]:
+def _run(
+    tools: Tools, folder: Path, framework: str = "kubernetes", passed: int = 200
+) -> set[tuple[str, str]]:
     done = subprocess.run(
         [
-            *(tools.program("checkov"), "-d", folder, "--framework", "kubernetes"),
+            *(tools.program("checkov"), "-d", folder, "--framework", framework),
             *("--compact", "--quiet", "--skip-download", "-o", "json"),
         ],
         capture_output=True,
@@ -48,7 +51,7 @@ def _run(tools: Tools, folder: Path) -> set[tuple[str, str]]:
     )
     document = json.loads(done.stdout)
     assert document["summary"]["parsing_errors"] == 0
-    assert document["summary"]["passed"] > 200
+    assert document["summary"]["passed"] > passed
     return {(one["check_id"], one["resource"]) for one in document["results"]["failed_checks"]}
 
 
@@ -63,6 +66,19 @@ def test_only_what_is_waived_fails(failed: set[tuple[str, str]]) -> None:
 
 def test_no_waiver_is_left_over(failed: set[tuple[str, str]]) -> None:
     assert {check for check, _ in failed} == set(WAIVERS)
+
+
+DOCKERFILE = {
+    "CKV_DOCKER_2": "an OCI image carries no HEALTHCHECK: the chart has probes, whose question "
+    "differs between gateway and engine",
+    "CKV_DOCKER_7": "bases are build arguments whose defaults have tags",
+}
+
+
+def test_the_dockerfile_fails_what_is_waived_alone(tools: Tools, tmp_path: Path) -> None:
+    shutil.copy(CHART.parents[1] / "Dockerfile", tmp_path)
+    found = _run(tools, tmp_path, "dockerfile", passed=100)
+    assert {check for check, _ in found} == set(DOCKERFILE)
 
 
 def test_a_privileged_pod_would_be_found(tools: Tools, tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
 """values.yaml and its schema: complete, explained, accepting what is real, refusing the rest."""
 
+import copy
 import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
+import jsonschema_rs
 import pytest
 
 from tests.charts.rendering import CHART, HelmError, Tools, load_yaml
@@ -97,6 +99,7 @@ def test_schema_and_values_name_the_same() -> None:
         ("gateway.autoscaling.maxReplicas", 1, "above maxReplicas of 1"),
         ("longestRequestSeconds", 0, "longestRequestSeconds"),
         ("networkPolicy.apiServerCidrs", ["everywhere"], "apiServerCidrs"),
+        ("keda.minReplicas", 9, "keda.minReplicas is 9, above maxReplicas of 4"),
     ],
 )
 def test_wrong_values_are_refused(tools: Tools, name: str, value: Any, complaint: str) -> None:
@@ -108,6 +111,53 @@ def test_wrong_values_are_refused(tools: Tools, name: str, value: Any, complaint
 def test_two_autoscalers_of_the_gateway_are_refused(tools: Tools) -> None:
     with pytest.raises(HelmError, match="two autoscalers would fight"):
         tools.template("full", {"keda.target": "gateway"})
+
+
+def test_a_branch_of_the_drafter_is_refused(tools: Tools) -> None:
+    with pytest.raises(HelmError, match=r"give model\.download\.drafterRevision"):
+        tools.template("full", {"model.download.drafterRevision": ""})
+
+
+def _leaves(value: Any, schema: Any, root: Any, path: tuple[str, ...] = ()) -> Iterator[Any]:
+    """Path, value and schema of everything that the schema names, groups too."""
+    schema = _resolve(schema, root)
+    yield path, value, schema
+    if isinstance(value, dict):
+        for name, inner in schema.get("properties", {}).items():
+            if name in value:
+                yield from _leaves(value[name], inner, root, (*path, name))
+
+
+def _with(values: Any, path: tuple[str, ...], value: Any) -> Any:
+    changed: Any = copy.deepcopy(values)
+    inner = changed
+    for name in path[:-1]:
+        inner = inner[name]
+    inner[path[-1]] = value
+    return changed
+
+
+def test_the_schema_refuses_a_typo_in_every_group_and_a_wrong_type_of_every_value() -> None:
+    root = json.loads((CHART / "values.schema.json").read_text())
+    values = load_yaml(CHART / "values.yaml")
+    schema = jsonschema_rs.validator_for(root)
+    assert schema.is_valid(values)
+    typos = wrong = 0
+    accepted = []
+    for path, value, known in _leaves(values, root, root):
+        name = ".".join(path)
+        if "properties" in known:
+            typos += 1
+            if schema.is_valid(_with(values, (*path, "typo"), 1)):
+                accepted.append(f"{name}.typo")
+        if path:
+            wrong += 1
+            other: Any = [[]] if isinstance(value, dict) else {"not": "this"}
+            if schema.is_valid(_with(values, path, other)):
+                accepted.append(name)
+    assert accepted == []
+    assert typos > 40
+    assert wrong > 200
 
 
 def test_embedded_context_over_its_pool_is_refused(tools: Tools) -> None:
