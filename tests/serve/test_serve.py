@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,7 +21,8 @@ from pathlib import Path
 import pytest
 
 import longleaf
-from longleaf.serve.command import model_path
+from longleaf.serve.command import model_name, model_path
+from tests.gateway.engine import running_engine
 
 START_SECONDS = 120.0
 
@@ -174,6 +176,35 @@ def test_an_answer_longer_than_the_drain_ends_with_an_error_that_says_so() -> No
         assert serve.process.wait(timeout=90) == 0
 
 
+def test_keys_routing_and_further_replicas_reach_the_gateway(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("secret requests_per_minute=60\n")
+    options = ("--api-key-file", str(keys), "--routing", "round_robin")
+    with (
+        running_engine("--served-model-name", "second") as second,
+        running(*options, "--replica", second.url, "--", "--served-model-name=first") as serve,
+    ):
+        line = serve.wait_line("^ready ")
+        assert "-H 'Authorization: Bearer KEY' " in line
+        assert '"model": "first"' in line
+        gateway = f"http://127.0.0.1:{serve.port}"
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(gateway + "/v1/models", timeout=10)
+        asked = urllib.request.Request(
+            gateway + "/v1/models", headers={"authorization": "Bearer secret"}
+        )
+        served: set[str] = set()
+        deadline = time.monotonic() + START_SECONDS
+        while served != {"first", "second"}:
+            assert time.monotonic() < deadline, served
+            with urllib.request.urlopen(asked, timeout=10) as answer:
+                served = {card["id"] for card in json.loads(answer.read())["data"]}
+            time.sleep(0.05)
+        command = Path(f"/proc/{part(serve.process.pid, 'gateway')}/cmdline").read_text()
+        assert "--routing\0round_robin\0" in command
+        assert serve.interrupt() == 0
+
+
 def test_a_part_that_dies_stops_the_other_and_is_reported() -> None:
     with running() as serve:
         serve.wait_line("^ready ")
@@ -227,3 +258,8 @@ def test_gateway_counts_with_the_tokenizer_of_the_engines_model(
     arguments: tuple[str, ...], path: str
 ) -> None:
     assert model_path(arguments) == path
+
+
+def test_gateway_knows_the_name_that_the_engine_serves() -> None:
+    assert model_name(()) == "longleaf-tiny"
+    assert model_name(("--served-model-name", "a", "--x", "--served-model-name=b")) == "b"

@@ -8,10 +8,12 @@ import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import click
 
 from longleaf import embedded
+from longleaf.gateway.config import RoutingPolicyName
 from longleaf.gateway.replicas.client import ReplicaClient, ReplicaError
 from longleaf.serve.children import Child, start_child
 
@@ -33,6 +35,9 @@ class ServeConfig:
     start_seconds: float
     drain_seconds: float
     engine_args: tuple[str, ...]
+    gateway_args: tuple[str, ...] = ()
+    keys: bool = False
+    """Whether requests need an API key."""
 
     @property
     def gateway_url(self) -> str:
@@ -78,8 +83,9 @@ def ready_line(config: ServeConfig, model: str, seconds: float) -> str:
         "stream_options": {"include_usage": True},
         "return_spec_tokens_details": True,
     }
+    key = "-H 'Authorization: Bearer KEY' " if config.keys else ""
     return (
-        f"ready after {seconds:.1f} s; try: curl -N {config.gateway_url}/v1/chat/completions "
+        f"ready after {seconds:.1f} s; try: curl -N {config.gateway_url}/v1/chat/completions {key}"
         f"-H 'Content-Type: application/json' -d '{json.dumps(body)}'"
     )
 
@@ -117,11 +123,23 @@ def _engine_arguments(config: ServeConfig) -> tuple[str, ...]:
 
 def model_path(engine_args: tuple[str, ...]) -> str:
     """Directory of the checkpoint that the engine serves: its tokenizer is the gateway's too."""
-    for number, argument in enumerate(engine_args):
-        name, equals, value = argument.partition("=")
-        if name == "--model-path":
-            return value if equals else "".join(engine_args[number + 1 : number + 2])
-    return str(Path(embedded.__file__).parent / "models" / "tiny-target")
+    default = str(Path(embedded.__file__).parent / "models" / "tiny-target")
+    return _option(engine_args, "--model-path") or default
+
+
+def model_name(engine_args: tuple[str, ...]) -> str:
+    """Name that the engine serves its model by."""
+    return _option(engine_args, "--served-model-name") or MODEL_NAME
+
+
+def _option(arguments: tuple[str, ...], name: str) -> str | None:
+    """The value of an option in a command line: of several the last."""
+    found = None
+    for number, argument in enumerate(arguments):
+        given, equals, value = argument.partition("=")
+        if given == name:
+            found = value if equals else "".join(arguments[number + 1 : number + 2])
+    return found
 
 
 def _gateway_arguments(config: ServeConfig) -> tuple[str, ...]:
@@ -129,7 +147,8 @@ def _gateway_arguments(config: ServeConfig) -> tuple[str, ...]:
         *("gateway", "--host", config.host, "--port", str(config.port)),
         *("--metrics-port", str(config.metrics_port), "--replica", config.engine_url),
         *("--drain-timeout", str(config.drain_seconds)),
-        *("--tokenizer", model_path(config.engine_args)),
+        *("--tokenizer", f"{model_name(config.engine_args)}={model_path(config.engine_args)}"),
+        *config.gateway_args,
     )
 
 
@@ -191,6 +210,24 @@ async def serve(config: ServeConfig) -> int:
 @click.option(
     "--drain-seconds", default=60.0, show_default=True, help="Longest drain of each part."
 )
+@click.option(
+    "--api-key-file",
+    envvar="LONGLEAF_GATEWAY_API_KEY_FILE",
+    type=click.Path(exists=True, dir_okay=False, resolve_path=True, path_type=Path),
+    help="File of accepted API keys and their limits.  [default: open to all]",
+)
+@click.option(
+    "--routing",
+    type=click.Choice(get_args(RoutingPolicyName)),
+    help="How the gateway chooses a replica.  [default: expected_cost]",
+)
+@click.option(
+    "--replica",
+    "replicas",
+    multiple=True,
+    metavar="URL",
+    help="One more replica for the gateway, beside the engine; repeat.",
+)
 @click.argument("engine_args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def serve_command(
@@ -201,13 +238,30 @@ def serve_command(
     engine_port: int,
     start_seconds: float,
     drain_seconds: float,
+    api_key_file: Path | None,
+    routing: str | None,
+    replicas: tuple[str, ...],
     engine_args: tuple[str, ...],
 ) -> None:
     """Start the embedded engine and the gateway on this machine.
 
-    Arguments after -- go to `longleaf embedded`.
+    Arguments after -- go to `longleaf embedded`. Whatever else `longleaf gateway --help` lists can
+    be set in the environment, as LONGLEAF_GATEWAY_<NAME>.
     """
+    gateway_args = [part for url in replicas for part in ("--replica", url)]
+    if api_key_file is not None:
+        gateway_args += ["--api-key-file", str(api_key_file)]
+    if routing is not None:
+        gateway_args += ["--routing", routing]
     config = ServeConfig(
-        host, port, metrics_port, engine_port, start_seconds, drain_seconds, engine_args
+        host,
+        port,
+        metrics_port,
+        engine_port,
+        start_seconds,
+        drain_seconds,
+        engine_args,
+        tuple(gateway_args),
+        api_key_file is not None,
     )
     ctx.exit(asyncio.run(serve(config)))

@@ -290,7 +290,7 @@ class Admission:
         refused; the others have their turns.
         """
         self._pump_soon = False
-        turns = Turns(self._config.max_overtakes)
+        turns: Turns[_Entry] = Turns(self._config.max_overtakes)
         try:
             for waiting in self._queue.ordered(self._clock()):
                 if waiting.item.granted.done():
@@ -307,7 +307,7 @@ class Admission:
             self._metrics.queue_depth.set(len(self._queue))
             self._keep_ticking()
 
-    def _take_turn(self, waiting: Waiting[_Entry], turns: Turns) -> None:
+    def _take_turn(self, waiting: Waiting[_Entry], turns: Turns[_Entry]) -> None:
         ask = waiting.item.ask
         able = self._able(ask)
         if not able:
