@@ -26,6 +26,7 @@ FAULTS = (
 )
 """Faults that tests/gpu/engine/faulty plants on one GPU; "rank-different-trees" needs two."""
 
+FP8 = ("--kv-cache-dtype", "fp8_e4m3")
 PADDED_BATCH = 8
 """The only graph size of servers that must pad: smaller batches leave padding requests."""
 
@@ -67,6 +68,8 @@ SPECS: Mapping[str, Callable[[], ServerSpec]] = {
     # A tiny model fills the tokens that a schema leaves it with spaces if it may.
     "ddtree": lambda: _ddtree("ddtree", flags=("--constrained-json-disable-any-whitespace",)),
     "adaptive": lambda: tiny(Method.DDTREE, "adaptive"),
+    "plain-fp8": lambda: tiny(Method.STOCK_PLAIN).variant("plain-fp8", flags=FP8),
+    "ddtree-fp8": lambda: _ddtree("ddtree-fp8", flags=FP8),
     "ddtree-padded": lambda: _planted("ddtree-padded", "none"),
     "ddtree-retracting": lambda: _ddtree(
         "ddtree-retracting",

@@ -13,13 +13,18 @@ DRAWS = 1536
 POSITIONS = 6
 
 
-@pytest.mark.servers("plain", "ddtree")
-def test_greedy_answers_are_those_without_speculation(fleet: Fleet, source: PromptSource) -> None:
+@pytest.mark.servers("plain", "ddtree", "adaptive", "plain-fp8", "ddtree-fp8")
+@pytest.mark.parametrize(
+    ("ours", "plain"), [("ddtree", "plain"), ("adaptive", "plain"), ("ddtree-fp8", "plain-fp8")]
+)
+def test_greedy_answers_are_those_without_speculation(
+    fleet: Fleet, source: PromptSource, ours: str, plain: str
+) -> None:
     prompts = [prompt.tokens.tolist() for prompt in lossless_prompts(source)]
-    references = ask_all(fleet.client("plain"), prompts, TOKENS, top_logprobs=3)
-    answers = ask_all(fleet.client("ddtree"), prompts, TOKENS)
+    references = ask_all(fleet.client(plain), prompts, TOKENS, top_logprobs=3)
+    answers = ask_all(fleet.client(ours), prompts, TOKENS)
     found = partings(answers, references)
-    print(f"{len(found)} of {len(prompts)} answers part, bound {GAP}: {found}")
+    print(f"{ours}: {len(found)} of {len(prompts)} answers part, bound {GAP}: {found}")
     assert [len(answer.tokens) for answer in answers] == [TOKENS] * len(prompts)
     assert wrong(found) == []
     assert len(found) <= len(prompts) // 4
