@@ -20,11 +20,20 @@ class Releases:
         self._chart = chart
         self._always = always
 
-    def helm(self, *arguments: str) -> str:
+    def helm(self, *arguments: str, major: str = "4") -> str:
         """Standard output; ``HelmError``."""
-        return self.tools.helm(*arguments, "--kubeconfig", str(self._plane.kubeconfig))
+        config = ("--kubeconfig", str(self._plane.kubeconfig))
+        return self.tools.helm(*arguments, *config, major=major)
 
-    def apply(self, verb: str, namespace: str, shape: str, *more: str, **values: Any) -> str:
+    def apply(
+        self,
+        verb: str,
+        namespace: str,
+        shape: str,
+        *more: str,
+        major: str = "4",
+        **values: Any,
+    ) -> str:
         """Install or upgrade the release ``chat``; names of values have __ for a dot."""
         sets: list[str] = []
         for name, value in self._always.items():
@@ -34,6 +43,7 @@ class Releases:
         return self.helm(
             *(verb, "chat", str(self._chart), "-n", namespace, "--create-namespace"),
             *("-f", str(self._chart / "ci" / f"{shape}.yaml"), *sets, *more),
+            major=major,
         )
 
     def token(self, namespace: str, account: str) -> str:

@@ -70,6 +70,34 @@ def test_the_gateways_token_watches_its_endpointslices_and_nothing_else(
     assert found == dict.fromkeys(found, 403)
 
 
+def _rules(plane: ControlPlane, token: str) -> set[tuple[str, str]]:
+    """Verb and resource of all that an account may do in its namespace, by its own word."""
+    path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
+    body = {
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectRulesReview",
+        "spec": {"namespace": NAMESPACE},
+    }
+    rules = plane.ask("POST", path, body, token=token)["status"]["resourceRules"]
+    return {
+        (verb, f"{group}/{resource}")
+        for rule in rules
+        for verb in rule["verbs"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        # What every account may ask about itself.
+        if group != "authorization.k8s.io"
+    }
+
+
+def test_the_accounts_may_do_no_more_than_that(
+    plane: ControlPlane, releases: Releases, token: str
+) -> None:
+    resource = "discovery.k8s.io/endpointslices"
+    assert _rules(plane, token) == {("list", resource), ("watch", resource)}
+    assert _rules(plane, releases.token(NAMESPACE, "chat-longleaf-engine")) == set()
+
+
 def test_the_engines_account_may_do_nothing(
     plane: ControlPlane, releases: Releases, release: None
 ) -> None:

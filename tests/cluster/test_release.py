@@ -10,9 +10,10 @@ GATEWAY = "deployments/chat-longleaf-gateway"
 ENGINE = "statefulsets/chat-longleaf-engine"
 
 
-def test_life_of_a_release(plane: ControlPlane, releases: Releases) -> None:
-    namespace = "life"
-    said = releases.apply("install", namespace, "minimal")
+@pytest.mark.parametrize("major", ["3", "4"])
+def test_life_of_a_release(plane: ControlPlane, releases: Releases, major: str) -> None:
+    namespace = f"life-{major}"
+    said = releases.apply("install", namespace, "minimal", major=major)
     assert "/v1/chat/completions" in said
     eventually(
         lambda: len([name for name in releases.objects(namespace) if "pods/" in name]) == 2,
@@ -21,7 +22,8 @@ def test_life_of_a_release(plane: ControlPlane, releases: Releases) -> None:
     first = releases.objects(namespace)
     assert {GATEWAY, ENGINE} <= set(first)
 
-    releases.apply("upgrade", namespace, "minimal", longestRequestSeconds=240, engine__replicas=2)
+    values = {"longestRequestSeconds": 240, "engine__replicas": 2}
+    releases.apply("upgrade", namespace, "minimal", major=major, **values)
     second = releases.objects(namespace)
     spec = second[GATEWAY]["spec"]["template"]["spec"]
     assert spec["terminationGracePeriodSeconds"] == 240 + 10 + 30
@@ -34,14 +36,15 @@ def test_life_of_a_release(plane: ControlPlane, releases: Releases) -> None:
         "old and new gateway stand side by side",
     )
 
-    releases.helm("rollback", "chat", "1", "-n", namespace)
+    releases.helm("rollback", "chat", "1", "-n", namespace, major=major)
     third = releases.objects(namespace)
     for name in (GATEWAY, ENGINE):
         assert third[name]["spec"]["template"]["spec"] == first[name]["spec"]["template"]["spec"]
     assert third[ENGINE]["spec"]["replicas"] == 1
-    assert '"revision":"3"' in releases.helm("list", "-n", namespace, "-o", "json")
+    listed = releases.helm("list", "-n", namespace, "-o", "json", major=major)
+    assert '"revision":"3"' in listed
 
-    releases.helm("uninstall", "chat", "-n", namespace)
+    releases.helm("uninstall", "chat", "-n", namespace, major=major)
     eventually(
         lambda: all(name.startswith("pods/") for name in releases.objects(namespace)),
         "nothing but pods, which no kubelet ends, is left",
