@@ -31,8 +31,10 @@ def nodes(plane: ControlPlane) -> Iterator[None]:
 
 
 @contextmanager
-def _engine(plane: ControlPlane, releases: Releases) -> Iterator[None]:
-    releases.apply("install", NAMESPACE, "default", gateway__replicas=0)
+def _engine(
+    plane: ControlPlane, releases: Releases, shape: str = "default", **values: Any
+) -> Iterator[None]:
+    releases.apply("install", NAMESPACE, shape, gateway__replicas=0, **values)
     try:
         eventually(lambda: plane.find(POD), "the engine's pod is made")
         yield
@@ -116,3 +118,24 @@ def test_a_node_takes_one_engine(plane: ControlPlane, releases: Releases, nodes:
             "the second waits for GPUs",
         )
         assert "nodeName" not in plane.ask("GET", second)["spec"]
+
+
+def test_multi_node_takes_a_node_each(plane: ControlPlane, releases: Releases, nodes: None) -> None:
+    """Though two engines would fit on a node."""
+    names = {f"right-{number}" for number in range(4)}
+    labels = {**RIGHT, "nvidia.com/gpu.count": "16"}
+    for name in names:
+        zone = {"topology.kubernetes.io/zone": f"zone-{int(name[-1]) % 2}"}
+        plane.add_node(name, {**labels, **zone}, gpus=16, taints=[GPU_TAINT])
+    with _engine(plane, releases, "multi-node", model__volume__type="hostPath"):
+        found = eventually(
+            lambda: (
+                taken
+                if len(taken := [one["spec"].get("nodeName") for one in plane.items(PODS).values()])
+                == 4
+                and all(taken)
+                else None
+            ),
+            "four engines are placed",
+        )
+        assert set(found) == names
