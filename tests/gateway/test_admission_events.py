@@ -26,7 +26,7 @@ from longleaf.gateway.replicas.facts import ReplicaFacts, ReplicaLimits
 from longleaf.gateway.replicas.loads import LoadReport
 from longleaf.gateway.replicas.registry import ReplicaRegistry
 from longleaf.gateway.replicas.replica import Replica
-from longleaf.gateway.routing.policy import RoundRobin
+from longleaf.gateway.routing.policy import Routing
 from longleaf.metrics import GatewayMetrics
 
 CONFIG = GatewayConfig(
@@ -87,7 +87,7 @@ async def settle(turns: int = SETTLED) -> None:
 def make_world() -> World:
     metrics = GatewayMetrics(CollectorRegistry())
     registry = ReplicaRegistry(CONFIG, metrics)
-    admission = Admission(CONFIG, registry, RoundRobin(), metrics)
+    admission = Admission(CONFIG, registry, Routing("round_robin", 0), metrics)
     replicas = []
     for url in CONFIG.replicas:
         budget = ReplicaBudget(RULES, admission.changed)
@@ -218,15 +218,15 @@ async def fault_in_the_queue() -> None:
         apply(world, ("admit", 100, 700 + number, number, 0))
     await settle()
     assert world.admission.waiting == 2
-    policy = world.admission._policy
-    choose = policy.choose
+    routing = world.admission._routing
+    choose = routing.choose
 
     def failing(candidates: Sequence[Replica], demand: Demand) -> Replica:
         if demand.max_tokens == 701:
             raise ZeroDivisionError
         return choose(candidates, demand)
 
-    policy.choose = failing  # type: ignore[method-assign]
+    routing.choose = failing  # type: ignore[method-assign]
     apply(world, ("release", 0))
     await settle()
     assert isinstance(world.tasks[1].exception(), ZeroDivisionError)

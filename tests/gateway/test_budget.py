@@ -147,9 +147,11 @@ def test_drain_rate_counts_busy_time_only() -> None:
     clock = Clock()
     books = budget(clock=clock)
     assert books.seconds_until_free(20_000, 1) is None
+    assert books.seconds_until_turn(0) is None
     for _ in range(30):
         reservation = books.reserve(need(1_000))
         clock.now += 2.0
+        reservation.prefilled()
         reservation.release()
         clock.now += 50.0  # nobody was there: says nothing about speed
     books.reserve(need(9_000))
@@ -157,6 +159,11 @@ def test_drain_rate_counts_busy_time_only() -> None:
     assert books.seconds_until_free(9_500, 1) == pytest.approx(17.0, rel=0.02)
     # Half a sequence a second; four wanted, three free.
     assert books.seconds_until_free(10, 4) == pytest.approx(2.0, rel=0.02)
+    # The replica itself is full: three wait there, and one more.
+    assert books.seconds_until_turn(3) == pytest.approx(8.0, rel=0.02)
+    for _ in range(50):  # refused by the replica: no work was done
+        books.reserve(need(100)).release()
+    assert books.seconds_until_turn(3) == pytest.approx(8.0, rel=0.02)
 
 
 OPERATION = st.one_of(

@@ -11,7 +11,6 @@ from longleaf.gateway.replicas.budget import ReplicaBudget, Rules
 from longleaf.gateway.replicas.client import ReplicaClient, ReplicaError
 from longleaf.gateway.replicas.exchange import Exchange
 from longleaf.gateway.replicas.replica import Replica
-from longleaf.gateway.replicas.throughput import CompletionRate
 from longleaf.metrics import GatewayMetrics
 from tests.gateway.faulty_replica import (
     DONE,
@@ -305,20 +304,22 @@ async def test_saturated_wins_over_gone() -> None:
             assert (await gateway.answer(chat()))[0] == 429
 
 
-def test_retry_after_follows_the_completion_rate() -> None:
-    now = 100.0
-    rate = CompletionRate(lambda: now)
-    assert rate.seconds_until_turn(3) == 10.0
-    for _ in range(10):
-        now += 2.0
-        rate.completed()
-    assert rate.per_second() == pytest.approx(0.5)
-    assert rate.seconds_until_turn(0) == pytest.approx(2.0)
-    assert rate.seconds_until_turn(9) == pytest.approx(20.0)
-    now += 45.0  # two of the ten have left the window of 60 s
-    assert rate.per_second() == pytest.approx(8 / 60)
-    now += 60.0
-    assert rate.per_second() is None
+async def test_retry_after_follows_the_rate_of_what_the_replica_finishes() -> None:
+    """Refused requests end faster than any other, and say nothing about it."""
+
+    async def behaviour(request: Received) -> None:
+        if request.json.get("user") == "served":
+            await asyncio.sleep(1.2)
+            await request.replay("chat")
+        else:
+            await request.replay("burst_07")
+
+    async with gateway_over(behaviour) as (gateway, _):
+        assert (await gateway.raw(chat(user="served")))[0] == 200
+        for _ in range(5):
+            status, _, response = await gateway.answer(chat())
+            assert status == 429
+            assert int(response.headers["retry-after"]) >= 2  # one at a time, each over 1.2 s
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def build_app(
         metrics,
     )
     routing = Routing(config.routing, config.prefix_index_bytes)
-    admission = Admission(config, registry, routing, metrics, routing.cached_tokens)
+    admission = Admission(config, registry, routing, metrics)
     registry.changed = admission.changed
     intake = Intake(
         registry, reader, admission, KeyLimits(), metrics, config.assumed_completion_tokens

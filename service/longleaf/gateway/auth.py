@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from longleaf.gateway.files import file_version
 from longleaf.metrics import GatewayMetrics
 
 logger = logging.getLogger(__name__)
@@ -83,10 +84,10 @@ async def follow_key_file(
     keys as they are, with an error in the log.
     """
     metrics.key_file_up.set(1)
-    seen = _version(path)
+    seen = file_version(path)
     while True:
         await asyncio.sleep(interval)
-        version = _version(path)
+        version = file_version(path)
         if version == seen:
             continue
         seen = version
@@ -98,14 +99,6 @@ async def follow_key_file(
         else:
             metrics.key_file_up.set(1)
             logger.info("key file read again", extra={"fields": {"file": str(path)}})
-
-
-def _version(path: Path) -> tuple[int, ...]:
-    try:
-        status = path.stat()
-    except OSError:
-        return ()
-    return status.st_mtime_ns, status.st_size, status.st_ino, status.st_dev
 
 
 def _parse(line: str) -> tuple[bytes, ApiKey]:

@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 from longleaf.gateway.app import build_app
 from longleaf.gateway.config import GatewayConfig
 from longleaf.gateway.drain import Drain
+from longleaf.gateway.files import file_version
 from longleaf.gateway.protocol import ConnectionLimits, http_protocol
 from longleaf.gateway.replicas.registry import ReplicaRegistry
 from longleaf.gateway.tracing import Tracing
@@ -123,10 +124,10 @@ class GatewayServer:
         context = self._public.config.ssl
         if context is None or certificate is None or key is None:
             return
-        seen = _version(certificate), _version(key)
+        seen = file_version(certificate), file_version(key)
         while True:
             await asyncio.sleep(self._config.key_reload_interval)
-            version = _version(certificate), _version(key)
+            version = file_version(certificate), file_version(key)
             if version == seen:
                 continue
             seen = version
@@ -166,14 +167,6 @@ class GatewayServer:
             await stop.wait()
             finished = await self.drain.finish(config.drain_timeout)
             logger.info("drained", extra={"fields": {"all_finished": finished}})
-
-
-def _version(path: Path) -> tuple[int, int]:
-    try:
-        status = path.stat()
-    except OSError:
-        return 0, 0
-    return status.st_mtime_ns, status.st_ino
 
 
 def _server(

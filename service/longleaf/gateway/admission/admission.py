@@ -11,18 +11,15 @@ from longleaf.gateway.admission.queue import FairQueue, Waiting
 from longleaf.gateway.admission.turns import Turns
 from longleaf.gateway.config import GatewayConfig
 from longleaf.gateway.replicas.budget import Need, Obstacle, Reservation
+from longleaf.gateway.replicas.drain_rate import UNKNOWN_SECONDS
 from longleaf.gateway.replicas.registry import ReplicaRegistry
 from longleaf.gateway.replicas.replica import Replica
-from longleaf.gateway.routing.policy import RoutingPolicy
+from longleaf.gateway.routing.policy import Routing
 from longleaf.metrics import GatewayMetrics
 
 logger = logging.getLogger(__name__)
 
-CachedTokens = Callable[[Replica, Demand], int]
-"""Prompt tokens of a demand that a replica has cached, as far as routing knows."""
-
 _TICK = 0.1
-_UNKNOWN_SECONDS = 10.0
 _LEAST_BOUND = 1_024
 _BOUND_SHARE = 16
 
@@ -99,16 +96,14 @@ class Admission:
         self,
         config: GatewayConfig,
         registry: ReplicaRegistry,
-        policy: RoutingPolicy,
+        routing: Routing,
         metrics: GatewayMetrics,
-        cached_tokens: CachedTokens = lambda replica, demand: 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._registry = registry
-        self._policy = policy
+        self._routing = routing
         self._metrics = metrics
-        self._cached_tokens = cached_tokens
         self._clock = clock
         self._queue: FairQueue[_Entry] = FairQueue(
             config.queue_size, config.queue_bytes, config.aging_interval
@@ -135,14 +130,15 @@ class Admission:
         return self._place(ask, able, bounded=ask.demand.prompt_tokens is None)
 
     async def admit(self, ask: Ask) -> Grant:
-        """A place, once there is one.
+        """A place, once there is one. Raises as ``wait``."""
+        return self.at_once(ask) or await self.wait(ask)
+
+    async def wait(self, ask: Ask) -> Grant:
+        """A place for one that found none at once.
 
         Raises ``NoReplicaError``, ``SaturatedError``, or ``NeverFitsError`` where the replicas
         shrank meanwhile. Cancelling it leaves nothing behind.
         """
-        return self.at_once(ask) or await self._wait(ask)
-
-    async def _wait(self, ask: Ask) -> Grant:
         entry = _Entry(ask, asyncio.get_running_loop().create_future())
         cost = self._need(self._roomiest(ask), ask.demand).kv_tokens
         waiting = Waiting(entry, ask.key, ask.priority, ask.arrived, cost, ask.body_bytes)
@@ -195,14 +191,14 @@ class Admission:
             )
             if seconds is not None:
                 times.append(seconds)
-        return min(times, default=_UNKNOWN_SECONDS)
+        return min(times, default=UNKNOWN_SECONDS)
 
     def forecast(self, ask: Ask) -> Forecast:
         """What would happen to ``ask`` now. Raises ``NoReplicaError``; changes nothing."""
         self._check_served(ask)
         free = self._free(ask, self._able(ask))
         if free and not self._queue:
-            replica = self._policy.choose(list(free), ask.demand)
+            replica = self._routing.choose(list(free), ask.demand)
         else:
             replica = self._roomiest(ask)
         need, budget = self._need(replica, ask.demand), replica.budget
@@ -240,7 +236,7 @@ class Admission:
         raise NoReplicaError
 
     def _need(self, replica: Replica, demand: Demand) -> Need:
-        cached = self._cached_tokens(replica, demand)
+        cached = self._routing.cached_tokens(replica, demand)
         return demand.need(replica, self._config.assumed_completion_tokens, cached)
 
     def _roomiest(self, ask: Ask) -> Replica:
@@ -266,8 +262,8 @@ class Admission:
         ]
         if not chosen:
             return None
-        replica = self._policy.choose(chosen, ask.demand)
-        self._policy.placed(replica, ask.demand)
+        replica = self._routing.choose(chosen, ask.demand)
+        self._routing.placed(replica, ask.demand)
         return Grant(replica, replica.budget.reserve(free[replica]))
 
     def _bound_is_small(self, replica: Replica, demand: Demand) -> bool:

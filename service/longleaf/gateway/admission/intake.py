@@ -107,7 +107,9 @@ class Intake:
                 return Ticket(ask, grant, charge)
             if demand.prompt_tokens is None:  # by its bound it finds no room: now the count decides
                 ask = replace(ask, demand=await self._counted(ask.demand, prompt))
-            grant = await self.admission.admit(ask)
+                grant = await self.admission.admit(ask)
+            else:
+                grant = await self.admission.wait(ask)
             self._waited.inc()
             return Ticket(ask, grant, charge)
         except BaseException:

@@ -16,6 +16,7 @@ from longleaf.gateway.api.errors import (
     rate_limit_exceeded,
     service_unavailable,
 )
+from longleaf.gateway.replicas.drain_rate import UNKNOWN_SECONDS
 from longleaf.gateway.replicas.replica import Replica
 
 _TOO_LONG = re.compile(
@@ -46,7 +47,8 @@ def from_replica(
     if status == 400 and _TOO_LONG.search(message):
         return context_length_exceeded(message, "messages" if "messages" in request else "prompt")
     if status == 429 or (status == 503 and _QUEUE_FULL.search(message)):
-        return rate_limit_exceeded(replica.rate.seconds_until_turn(replica.waiting))
+        seconds = replica.budget.seconds_until_turn(replica.waiting)
+        return rate_limit_exceeded(UNKNOWN_SECONDS if seconds is None else seconds)
     if status in {502, 503, 504}:
         return service_unavailable(f"The replica cannot serve now: {message}", 5.0)
     if status in {401, 403}:

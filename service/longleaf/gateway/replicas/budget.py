@@ -10,14 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from longleaf.gateway.replicas.drain_rate import DrainRate
 from longleaf.gateway.replicas.facts import ReplicaLimits
 from longleaf.gateway.replicas.loads import LoadReport
 from longleaf.gateway.replicas.step_model import StepModel
 
 Obstacle = Literal["kv_pool", "sequences", "prefill", "tpot", "ttft"]
 """Why a request must wait."""
-
-_HALF_LIFE = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,68 +49,34 @@ class Need:
 class Reservation:
     """A request's share of one replica. Context manager: leaving it releases."""
 
-    __slots__ = ("_budget", "_prefilling", "_released", "need")
+    __slots__ = ("_budget", "need", "prefilling", "released")
 
     def __init__(self, budget: "ReplicaBudget", need: Need) -> None:
         self.need = need
-        self._budget = budget
-        self._prefilling = True
-        self._released = False
-
-    @property
-    def released(self) -> bool:
-        """Whether it is given back."""
-        return self._released
-
-    @property
-    def prefilling(self) -> bool:
+        self.prefilling = True
         """Whether its prompt counts as being prefilled."""
-        return self._prefilling
+        self.released = False
+        self._budget = budget
 
     def prefilled(self) -> None:
         """The first token came: others may start their prefill. Later calls do nothing."""
-        if self._prefilling:
-            self._prefilling = False
+        if self.prefilling:
+            self.prefilling = False
             self._budget._end_prefill(self)
 
     def release(self) -> None:
         """Give it back; later calls do nothing."""
-        if not self._released:
+        if not self.released:
+            ran = not self.prefilling
             self.prefilled()
-            self._released = True
-            self._budget._release(self)
+            self.released = True
+            self._budget._release(self, ran)
 
     def __enter__(self) -> "Reservation":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.release()
-
-
-class DrainRate:
-    """Amounts given back a second while anything was held; older ones count less and less."""
-
-    def __init__(self) -> None:
-        self._tokens = self._sequences = self._seconds = 0.0
-
-    def passed(self, seconds: float) -> None:
-        """Busy time went by."""
-        keep = 0.5 ** (seconds / _HALF_LIFE)
-        self._tokens *= keep
-        self._sequences *= keep
-        self._seconds = self._seconds * keep + seconds
-
-    def freed(self, tokens: int, sequences: int) -> None:
-        """Something was given back."""
-        self._tokens += tokens
-        self._sequences += sequences
-
-    def per_second(self) -> tuple[float, float] | None:
-        """Tokens and sequences a second; ``None`` before anything was given back."""
-        if not self._sequences:
-            return None
-        seconds = max(self._seconds, 1e-3)
-        return self._tokens / seconds, self._sequences / seconds
 
 
 class ReplicaBudget:
@@ -287,6 +252,14 @@ class ReplicaBudget:
         tokens_rate, sequences_rate = rate
         return max(missing / max(tokens_rate, 1e-9), surplus / sequences_rate)
 
+    def seconds_until_turn(self, waiting: int) -> float | None:
+        """Time until ``waiting`` sequences and one more have been taken up by the replica, which
+        is full, at the rate of late; ``None`` while it is unknown.
+        """
+        self._pass_time()
+        rate = self._drain.per_second()
+        return None if rate is None else (waiting + 1) / rate[1]
+
     def _short(self, need: Need) -> bool:
         return need.prefill_tokens <= self._rules.short_prompt_tokens
 
@@ -298,14 +271,15 @@ class ReplicaBudget:
             self.long_prefill_tokens -= tokens
         self._changed()
 
-    def _release(self, reservation: Reservation) -> None:
+    def _release(self, reservation: Reservation, ran: bool) -> None:
         self._pass_time()
         need = reservation.need
         self._held.remove(reservation)
         self.kv_tokens -= need.kv_tokens
         self.context_tokens -= need.context_tokens
         self.sequences -= need.sequences
-        self._drain.freed(need.kv_tokens, need.sequences)
+        if ran:  # what was refused, or left before it ran, says nothing about speed
+            self._drain.freed(need.kv_tokens, need.sequences)
         self._changed()
 
     def _pass_time(self) -> None:

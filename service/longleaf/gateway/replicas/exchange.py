@@ -77,9 +77,7 @@ class Exchange:
             self._idle.cancel()
         if self._connection is not None:
             self._replica.client.end(self._connection)
-        if self._complete:
-            self._replica.rate.completed()
-        elif self._sent:
+        if self._sent and not self._complete:
             self._replica.abort(self._rid, self._started)
         if isinstance(error, ReplicaError):
             self._replica.count_error(error.kind)

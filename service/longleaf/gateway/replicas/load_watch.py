@@ -12,16 +12,14 @@ from longleaf.metrics import GatewayMetrics
 
 logger = logging.getLogger(__name__)
 
-_TIMEOUT = 5.0
 
-
-async def watch_loads(replica: Replica, interval: float) -> None:
-    """Read the load of ``replica`` every ``interval`` seconds, for ever."""
+async def watch_loads(replica: Replica, interval: float, limit: float) -> None:
+    """Read the load of ``replica`` every ``interval`` seconds, in ``limit`` each, for ever."""
     silent = False
     while True:
         try:
             if replica.ready:
-                await replica.learn_load(_TIMEOUT)
+                await replica.learn_load(limit)
                 silent = False
         except ReplicaError as failure:
             if not silent:

@@ -119,7 +119,7 @@ class ReplicaRegistry:
             gauge.set_function(partial(_is, replica, state))
         self._watches[replica] = [
             asyncio.create_task(watch(replica, config)),
-            asyncio.create_task(watch_loads(replica, config.loads_interval)),
+            asyncio.create_task(watch_loads(replica, config.loads_interval, config.health_timeout)),
         ]
         logger.info("replica found", extra={"fields": {"replica": url}})
         return replica

@@ -17,7 +17,6 @@ from longleaf.gateway.replicas.loads import (
     parse_step_totals,
     restarted,
 )
-from longleaf.gateway.replicas.throughput import CompletionRate
 from longleaf.metrics import GatewayMetrics
 
 logger = logging.getLogger(__name__)
@@ -68,7 +67,6 @@ class Replica:
         self.budget = budget
         self.client = client
         self.facts: ReplicaFacts | None = None
-        self.rate = CompletionRate()
         self.in_flight = 0
         self._metrics = metrics
         self._unhealthy_after = unhealthy_after

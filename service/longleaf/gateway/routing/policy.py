@@ -24,39 +24,49 @@ class RoutingPolicy(Protocol):
         """One of ``candidates`` (never empty). Changes nothing."""
         ...
 
-    def placed(self, replica: Replica, demand: Demand) -> None:
-        """The request goes to ``replica``."""
-        ...
+
+class Turns:
+    """Whose turn it is among equals."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def pick(self, equals: Sequence[Replica]) -> Replica:
+        """One of ``equals``: another after each ``next``."""
+        return equals[self._number % len(equals)]
+
+    def next(self) -> None:
+        """A request was placed."""
+        self._number += 1
 
 
 class RoundRobin:
     """Each replica in turn."""
 
-    def __init__(self) -> None:
-        self._turn = 0
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
 
     def choose(self, candidates: Sequence[Replica], demand: Demand) -> Replica:
         """The one whose turn it is."""
-        return candidates[self._turn % len(candidates)]
-
-    def placed(self, replica: Replica, demand: Demand) -> None:
-        """On to the next."""
-        self._turn += 1
+        return self._turns.pick(candidates)
 
 
-class KvPressure(RoundRobin):
+class KvPressure:
     """The replica whose KV pool will be least full; equals take turns."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
 
     def choose(self, candidates: Sequence[Replica], demand: Demand) -> Replica:
         """The emptiest one."""
-        return super().choose(_lowest(candidates, [_pressure(one) for one in candidates]), demand)
+        return self._turns.pick(_lowest(candidates, [_pressure(one) for one in candidates]))
 
 
-class PrefixAware(RoundRobin):
+class PrefixAware:
     """The replica that has most of the prompt cached, unless it is much busier than others."""
 
-    def __init__(self, index: PrefixIndex) -> None:
-        super().__init__()
+    def __init__(self, turns: Turns, index: PrefixIndex) -> None:
+        self._turns = turns
         self._index = index
 
     def choose(self, candidates: Sequence[Replica], demand: Demand) -> Replica:
@@ -68,15 +78,14 @@ class PrefixAware(RoundRobin):
         ]
         if max(shares) >= _LEAST_SHARE:
             return candidates[shares.index(max(shares))]
-        least = [one for one in candidates if one.in_flight == fewest]
-        return super().choose(least, demand)
+        return self._turns.pick([one for one in candidates if one.in_flight == fewest])
 
 
-class ExpectedCost(RoundRobin):
+class ExpectedCost:
     """The replica where the request costs least time: its own, and that of those it slows down."""
 
-    def __init__(self, index: PrefixIndex) -> None:
-        super().__init__()
+    def __init__(self, turns: Turns, index: PrefixIndex) -> None:
+        self._turns = turns
         self._index = index
 
     def choose(self, candidates: Sequence[Replica], demand: Demand) -> Replica:
@@ -85,7 +94,7 @@ class ExpectedCost(RoundRobin):
             return candidates[0]
         shares = [self._index.share(one, demand.prefix) for one in candidates]
         costs = expected_costs(candidates, shares, demand)
-        return super().choose(_lowest(candidates, costs), demand)
+        return self._turns.pick(_lowest(candidates, costs))
 
 
 class Routing:
@@ -93,7 +102,8 @@ class Routing:
 
     def __init__(self, name: RoutingPolicyName, index_bytes: int) -> None:
         self._index = PrefixIndex(index_bytes)
-        self._policy = _POLICIES[name](self._index)
+        self._turns = Turns()
+        self._policy = _POLICIES[name](self._turns, self._index)
 
     def choose(self, candidates: Sequence[Replica], demand: Demand) -> Replica:
         """As the policy says."""
@@ -101,7 +111,7 @@ class Routing:
 
     def placed(self, replica: Replica, demand: Demand) -> None:
         """The request goes to ``replica``: its prompt will be in the cache there."""
-        self._policy.placed(replica, demand)
+        self._turns.next()
         self._index.placed(replica, demand.prefix)
 
     def cached_tokens(self, replica: Replica, demand: Demand) -> int:
@@ -109,11 +119,11 @@ class Routing:
         return int(self._index.share(replica, demand.prefix) * demand.size)
 
 
-_POLICIES: Mapping[RoutingPolicyName, Callable[[PrefixIndex], RoutingPolicy]] = {
+_POLICIES: Mapping[RoutingPolicyName, Callable[[Turns, PrefixIndex], RoutingPolicy]] = {
     "expected_cost": ExpectedCost,
     "prefix": PrefixAware,
-    "kv_pressure": lambda _: KvPressure(),
-    "round_robin": lambda _: RoundRobin(),
+    "kv_pressure": lambda turns, _: KvPressure(turns),
+    "round_robin": lambda turns, _: RoundRobin(turns),
 }
 
 
