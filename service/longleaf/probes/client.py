@@ -31,20 +31,32 @@ class Answer:
     decode_seconds: float
 
 
-async def model_name(http: aiohttp.ClientSession, url: str) -> str:
-    """The served model; ``ProbeError`` if ``url`` is no OpenAI server."""
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where completions come from. ``native``: SGLang's own /generate is there, which tells steps;
+    SGLang 0.5.17 leaves them out of what its OpenAI routes answer.
+    """
+
+    url: str
+    model: str
+    native: bool = False
+
+
+async def find_server(http: aiohttp.ClientSession, url: str) -> Server:
+    """What is at ``url``; ``ProbeError`` if it is no OpenAI server."""
     try:
         async with http.get(f"{url}/v1/models") as answer:
             body = await answer.json()
-            return str(body["data"][0]["id"])
+            model = str(body["data"][0]["id"])
+        async with http.get(f"{url}/generate") as answer:
+            return Server(url, model, native=answer.status == 405)
     except (aiohttp.ClientError, TimeoutError, KeyError, IndexError, ValueError) as error:
         raise ProbeError(f"{url}/v1/models: {type(error).__name__}: {error}") from error
 
 
 async def complete(
     http: aiohttp.ClientSession,
-    url: str,
-    model: str,
+    server: Server,
     prompt: str,
     *,
     max_tokens: int,
@@ -52,22 +64,16 @@ async def complete(
     seed: int = 0,
 ) -> Answer:
     """Stream a completion of ``prompt`` to exactly ``max_tokens``; ``ProbeError`` if refused."""
-    body = {
-        "model": model,
-        "prompt": prompt,
-        "max_tokens": max_tokens,
-        "temperature": temperature,
-        "seed": seed,
-        "ignore_eos": True,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "return_spec_tokens_details": True,
-    }
+    asked = _Asked(prompt, max_tokens, temperature, seed)
+    path, body = (
+        ("/generate", asked.native())
+        if server.native
+        else ("/v1/completions", asked.openai(server.model))
+    )
+    stream = _Native() if server.native else _OpenAi()
     began = time.perf_counter()
-    times: list[float] = []
-    usage: dict[str, Any] | None = None
     try:
-        async with http.post(f"{url}/v1/completions", json=body) as answer:
+        async with http.post(server.url + path, json=body) as answer:
             if answer.status != 200:
                 raise ProbeError(f"status {answer.status}: {_message(await answer.text())}")
             async for line in answer.content:
@@ -77,24 +83,102 @@ async def complete(
                 chunk = json.loads(data)
                 if "error" in chunk:
                     raise ProbeError(str(chunk["error"].get("message", chunk["error"])))
-                if any(choice.get("text") for choice in chunk.get("choices", ())):
-                    times.append(time.perf_counter())
-                usage = chunk.get("usage") or usage
+                if stream.take(chunk):
+                    stream.times.append(time.perf_counter())
     except (aiohttp.ClientError, TimeoutError) as error:
         raise ProbeError(f"{type(error).__name__}: {error}") from error
-    if usage is None or not times:
+    if not stream.usage or not stream.times:
         raise ProbeError("the stream had no text or no usage")
-    return _answer(usage, times, began)
+    return stream.answer(began)
 
 
-def _answer(usage: dict[str, Any], times: list[float], began: float) -> Answer:
-    details = usage.get("spec_tokens_details") or {}
-    steps = int(details.get("steps", details.get("spec_verify_ct", 0)))
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A completion, in either API's words."""
+
+    prompt: str
+    max_tokens: int
+    temperature: float
+    seed: int
+
+    def openai(self, model: str) -> dict[str, Any]:
+        return {
+            "model": model,
+            "prompt": self.prompt,
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "seed": self.seed,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_spec_tokens_details": True,
+        }
+
+    def native(self) -> dict[str, Any]:
+        sampling: dict[str, Any] = {
+            "max_new_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "ignore_eos": True,
+        }
+        if self.temperature > 0:
+            sampling["sampling_seed"] = self.seed
+        return {"text": self.prompt, "sampling_params": sampling, "stream": True}
+
+
+class _OpenAi:
+    """Reads chunks of /v1/completions."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.usage: dict[str, Any] = {}
+
+    def take(self, chunk: dict[str, Any]) -> bool:
+        """Whether the chunk carries text."""
+        self.usage = chunk.get("usage") or self.usage
+        return any(choice.get("text") for choice in chunk.get("choices", ()))
+
+    def answer(self, began: float) -> Answer:
+        details = self.usage.get("spec_tokens_details") or {}
+        steps = int(details.get("steps", details.get("spec_verify_ct", 0)))
+        reported = float(details.get("commit_len", details.get("spec_accept_length", 0.0)))
+        return _answer(self.usage, details, steps, reported, self.times, began)
+
+
+class _Native:
+    """Reads chunks of /generate: each repeats the text, and the counts, so far."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.usage: dict[str, Any] = {}
+
+    def take(self, chunk: dict[str, Any]) -> bool:
+        """Whether the chunk carries tokens."""
+        before = self.usage.get("completion_tokens", 0)
+        self.usage = chunk.get("meta_info") or self.usage
+        return bool(self.usage.get("completion_tokens", 0) > before)
+
+    def answer(self, began: float) -> Answer:
+        """``spec_accept_length`` counts the first token, which prefill gives, among the steps'."""
+        told = self.usage
+        steps = int(told.get("spec_verify_ct", 0))
+        length = float(told.get("spec_accept_length", 0.0))
+        reported = (length * steps - 1) / steps if steps else 0.0
+        return _answer(told, told, steps, reported, self.times, began)
+
+
+def _answer(
+    usage: dict[str, Any],
+    details: dict[str, Any],
+    steps: int,
+    commit_len: float,
+    times: list[float],
+    began: float,
+) -> Answer:
     return Answer(
         prompt_tokens=int(usage["prompt_tokens"]),
         completion_tokens=int(usage["completion_tokens"]),
         steps=steps,
-        commit_len=float(details.get("commit_len", details.get("spec_accept_length", 0.0))),
+        commit_len=commit_len,
         correct_drafts=int(details.get("spec_num_correct_drafts", 0)),
         proposed_drafts=int(details.get("spec_num_proposed_drafts", 0)),
         events=len(times),

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, write_to_textfile
 
 from longleaf.metrics import ProbeMetrics, context_bucket
 from longleaf.probes.chart import Point, page
-from longleaf.probes.client import Answer, ProbeError, complete, engine_metrics, model_name
+from longleaf.probes.client import Answer, ProbeError, Server, complete, engine_metrics, find_server
 from longleaf.probes.judge import Cell, Judgement, Totals, judge
 from longleaf.probes.lengths import label
 from longleaf.probes.progress import Progress
@@ -135,10 +135,10 @@ async def measure(run: CommitRun, progress: Progress) -> None:
     plan = run.plan
     timeout = aiohttp.ClientTimeout(total=plan.timeout)
     async with aiohttp.ClientSession(timeout=timeout) as http:
-        model = await model_name(http, plan.url)
+        server = await find_server(http, plan.url)
         before = await engine_metrics(http, plan.metrics_url)
         try:
-            await _measure_cells(run, http, model, progress)
+            await _measure_cells(run, http, server, progress)
             run.partial = False
         finally:
             after = await asyncio.shield(engine_metrics(http, plan.metrics_url))
@@ -150,7 +150,7 @@ async def measure(run: CommitRun, progress: Progress) -> None:
 
 
 async def _measure_cells(
-    run: CommitRun, http: aiohttp.ClientSession, model: str, progress: Progress
+    run: CommitRun, http: aiohttp.ClientSession, server: Server, progress: Progress
 ) -> None:
     plan = run.plan
     progress.expect(len(run.cells) * plan.repeats)
@@ -164,9 +164,8 @@ async def _measure_cells(
             try:
                 answer = await complete(
                     http,
-                    plan.url,
-                    model,
-                    await _text(plan, http, model, cell, seed),
+                    server,
+                    await _text(http, server, cell, seed),
                     max_tokens=plan.max_tokens,
                     temperature=plan.temperature,
                     seed=seed,
@@ -179,19 +178,17 @@ async def _measure_cells(
             progress.step(f"{what}: {cell.samples[-1] if cell.samples else 0.0:.2f}")
 
 
-async def _text(
-    plan: CommitPlan, http: aiohttp.ClientSession, model: str, cell: Cell, seed: int
-) -> str:
+async def _text(http: aiohttp.ClientSession, server: Server, cell: Cell, seed: int) -> str:
     """Text of about ``cell.context`` tokens, by the server's own count of its beginning."""
     build = TEXTS[cell.text]
     begin = build(min(cell.context, _CALIBRATION), seed)  # a token is a character or more
-    answer = await complete(http, plan.url, model, begin, max_tokens=1)
+    answer = await complete(http, server, begin, max_tokens=1)
     return build(round(cell.context * len(begin) / answer.prompt_tokens), seed)
 
 
 def _take(run: CommitRun, cell: Cell, answer: Answer) -> None:
     if answer.steps == 0:
-        cell.why = "the answer reports no speculative steps"
+        cell.why = "the answer reports no speculative steps (SGLang's are told by an engine's URL)"
         return
     totals = run.totals
     cell.samples.append((answer.completion_tokens - 1) / answer.steps)

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 
 from longleaf.probes.chart import bars
-from longleaf.probes.client import ProbeError, complete, model_name
+from longleaf.probes.client import ProbeError, Server, complete, find_server
 from longleaf.probes.progress import Progress
 from longleaf.probes.report import document
 from longleaf.probes.texts import TEXTS
@@ -170,38 +170,38 @@ async def measure(run: GpuRun, progress: Progress) -> None:
     plan = run.plan
     progress.expect(len(PHASES))
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=plan.timeout)) as http:
-        model = await model_name(http, plan.url)
+        server = await find_server(http, plan.url)
         await _figures(http, plan.exporter)
         await _phase(run, http, "idle", asyncio.sleep(plan.seconds + plan.settle))
         progress.step(run.phases[-1].words())
-        await _phase(run, http, "prefill", _prefill(plan, http, model))
+        await _phase(run, http, "prefill", _prefill(plan, http, server))
         progress.step(run.phases[-1].words())
         ready = asyncio.Event()
-        await _phase(run, http, "decode", _decode(plan, http, model, ready), ready)
+        await _phase(run, http, "decode", _decode(plan, http, server, ready), ready)
         progress.step(run.phases[-1].words())
     run.partial = False
 
 
-async def _prefill(plan: GpuPlan, http: aiohttp.ClientSession, model: str) -> None:
+async def _prefill(plan: GpuPlan, http: aiohttp.ClientSession, server: Server) -> None:
     """Long prompts one after the other, none of which begins like another."""
     until = asyncio.get_running_loop().time() + plan.seconds + plan.settle
     seed = 0
     while seed == 0 or asyncio.get_running_loop().time() < until:
         text = f"{seed}. " + TEXTS["prose"](plan.context * 3, seed)
-        await complete(http, plan.url, model, text, max_tokens=1)
+        await complete(http, server, text, max_tokens=1)
         seed += 1
 
 
 async def _decode(
-    plan: GpuPlan, http: aiohttp.ClientSession, model: str, ready: asyncio.Event
+    plan: GpuPlan, http: aiohttp.ClientSession, server: Server, ready: asyncio.Event
 ) -> None:
     """One prompt, cached by the first answer, continued again and again."""
     text = TEXTS["prose"](plan.context * 3, 10_000)
-    await complete(http, plan.url, model, text, max_tokens=1)
+    await complete(http, server, text, max_tokens=1)
     ready.set()
     until = asyncio.get_running_loop().time() + plan.seconds + plan.settle
     while True:
-        await complete(http, plan.url, model, text, max_tokens=plan.max_tokens)
+        await complete(http, server, text, max_tokens=plan.max_tokens)
         if asyncio.get_running_loop().time() >= until:
             return
 

@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 
 from longleaf.probes.chart import Point, page
-from longleaf.probes.client import Answer, ProbeError, complete, engine_metrics, model_name
+from longleaf.probes.client import Answer, ProbeError, Server, complete, engine_metrics, find_server
 from longleaf.probes.lengths import label
 from longleaf.probes.line import Line, StepCell, fit
 from longleaf.probes.progress import Progress
@@ -16,6 +16,10 @@ from longleaf.probes.texts import TEXTS
 
 _OFF = 0.5
 _SLOWER = 1.05
+_ONE_EACH = 0.8
+"""Events that an answer's tokens come in, at least, where each is a step: some may hold back text
+that is no whole character yet.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,9 +206,9 @@ async def measure(run: StepRun, progress: Progress) -> None:
             engine = EngineRun(url, cells, plan.token_bytes)
             run.engines.append(engine)
             before = await engine_metrics(http, metrics_url)
-            model = await model_name(http, url)
+            server = await find_server(http, url)
             for cell in cells:
-                await _measure_cell(plan, http, model, url, cell, progress)
+                await _measure_cell(plan, http, server, cell, progress)
             after = await engine_metrics(http, metrics_url)
             if engine.token_bytes is None and before is not None and after is not None:
                 engine.token_bytes = _token_bytes(before, after)
@@ -214,8 +218,7 @@ async def measure(run: StepRun, progress: Progress) -> None:
 async def _measure_cell(
     plan: StepPlan,
     http: aiohttp.ClientSession,
-    model: str,
-    url: str,
+    server: Server,
     cell: StepCell,
     progress: Progress,
 ) -> None:
@@ -223,23 +226,28 @@ async def _measure_cell(
     lengths: list[int] = []
     try:
         begin = build(min(cell.context, 16_000), 0)  # a token is a character or more
-        first = await complete(http, url, model, begin, max_tokens=1)
+        first = await complete(http, server, begin, max_tokens=1)
         text = build(round(cell.context * len(begin) / first.prompt_tokens), 0)
         for _ in range(plan.repeats):
-            answer = await complete(http, url, model, text, max_tokens=plan.max_tokens)
+            answer = await complete(http, server, text, max_tokens=plan.max_tokens)
             steps = _steps(answer)
             lengths.append(answer.prompt_tokens)
             cell.tokens = fmean(lengths) + answer.completion_tokens / 2
             cell.samples.append(answer.decode_seconds / steps)
             cell.tokens_per_step.append((answer.completion_tokens - 1) / steps)
-            progress.step(f"{url} {label(cell.context)}: {cell.samples[-1] * 1e3:.2f} ms")
+            progress.step(f"{server.url} {label(cell.context)}: {cell.samples[-1] * 1e3:.2f} ms")
     except ProbeError as error:
         cell.why = str(error)
-        progress.step(f"{url} {label(cell.context)}: {error}")
+        progress.step(f"{server.url} {label(cell.context)}: {error}")
 
 
 def _steps(answer: Answer) -> int:
     """Steps of an answer; an engine that does not speculate reports none, and takes one a token."""
+    if not answer.steps and answer.events < _ONE_EACH * answer.completion_tokens:
+        raise ProbeError(
+            f"{answer.completion_tokens} tokens came in {answer.events} events and no steps are "
+            "told (SGLang's are told by an engine's URL)"
+        )
     steps = answer.steps or answer.completion_tokens - 1
     if steps < 1 or answer.decode_seconds <= 0:
         raise ProbeError("the answer has too few steps to time: raise --max-tokens")

@@ -1,0 +1,111 @@
+"""What the probes read of an answer: SGLang's own API, and servers that tell no steps."""
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from longleaf.probes.client import ProbeError, Server, complete, find_server
+from longleaf.probes.step import _steps
+
+pytestmark = pytest.mark.anyio
+
+
+class Replayed:
+    """A server that answers a stream of ``chunks``; keeps the bodies that it got."""
+
+    def __init__(self, chunks: Sequence[dict[str, Any]], path: str) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self._chunks = chunks
+        app = web.Application()
+        app.router.add_post(path, self._stream)
+        app.router.add_get("/v1/models", self._models)
+        self.server = TestServer(app)
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "longleaf"}]})
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        self.bodies.append(await request.json())
+        answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await answer.prepare(request)
+        for chunk in self._chunks:
+            await answer.write(f"data: {json.dumps(chunk)}\n\n".encode())
+        await answer.write(b"data: [DONE]\n\n")
+        return answer
+
+
+@asynccontextmanager
+async def replaying(
+    chunks: Sequence[dict[str, Any]], path: str
+) -> AsyncIterator[tuple[Replayed, aiohttp.ClientSession, Server]]:
+    replayed = Replayed(chunks, path)
+    async with replayed.server, aiohttp.ClientSession() as http:
+        server = await find_server(http, str(replayed.server.make_url("")).rstrip("/"))
+        yield replayed, http, server
+
+
+def told(tokens: int, **more: Any) -> dict[str, Any]:
+    """A chunk of SGLang 0.5.17's /generate (tokenizer_manager.py: meta_info is cumulative)."""
+    meta = {"id": "1", "prompt_tokens": 9, "completion_tokens": tokens, "cached_tokens": 8}
+    return {"text": "x" * tokens, "output_ids": [], "meta_info": {**meta, **more}}
+
+
+def steps_told(tokens: int, steps: int, drafts: int) -> dict[str, Any]:
+    return told(
+        tokens,
+        spec_verify_ct=steps,
+        spec_accept_length=tokens / steps,
+        spec_num_correct_drafts=drafts,
+        spec_num_proposed_drafts=7 * steps,
+    )
+
+
+async def test_sglangs_own_api_tells_steps_and_counts_the_first_token_among_them() -> None:
+    chunks = [told(1), steps_told(5, 1, 3), steps_told(5, 1, 3), steps_told(8, 2, 5)]
+    async with replaying(chunks, "/generate") as (replayed, http, server):
+        assert server == Server(server.url, "longleaf", native=True)
+        answer = await complete(http, server, "count", max_tokens=8)
+    assert replayed.bodies == [
+        {
+            "text": "count",
+            "sampling_params": {"max_new_tokens": 8, "temperature": 0.0, "ignore_eos": True},
+            "stream": True,
+        }
+    ]
+    assert (answer.prompt_tokens, answer.completion_tokens) == (9, 8)
+    assert (answer.steps, answer.correct_drafts, answer.proposed_drafts) == (2, 5, 14)
+    assert answer.commit_len == pytest.approx(3.5)  # 7 tokens in 2 steps
+    assert answer.events == 3
+
+
+async def test_an_error_in_the_stream_is_reported() -> None:
+    async with replaying([{"error": {"message": "too long"}}], "/generate") as (_, http, server):
+        with pytest.raises(ProbeError, match="too long"):
+            await complete(http, server, "count", max_tokens=8)
+
+
+@pytest.mark.parametrize("events", [2, 8])
+async def test_steps_that_nobody_tells_are_not_guessed(events: int) -> None:
+    """SGLang 0.5.17 behind the gateway: of several tokens an event, time a step is unknown."""
+    chunks: list[dict[str, Any]] = [{"choices": [{"text": "xx"}]} for _ in range(events)]
+    usage = {"prompt_tokens": 9, "completion_tokens": 8}
+    async with replaying([*chunks, {"choices": [], "usage": usage}], "/v1/completions") as (
+        replayed,
+        http,
+        server,
+    ):
+        assert not server.native
+        answer = await complete(http, server, "count", max_tokens=8)
+    assert replayed.bodies[0]["return_spec_tokens_details"] is True
+    assert (answer.steps, answer.events) == (0, events)
+    if events == 8:
+        assert _steps(answer) == 7
+    else:
+        with pytest.raises(ProbeError, match="8 tokens came in 2 events and no steps are told"):
+            _steps(answer)
