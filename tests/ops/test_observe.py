@@ -6,8 +6,11 @@ import json
 import math
 import re
 import shutil
+import signal
 import socket
+import sys
 import time
+import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -39,6 +42,7 @@ pytestmark = [
 ]
 
 LIMIT = 150.0
+ROOT = Path(__file__).resolve().parents[2]
 VARIABLES = {"$namespace": ".*", "$context": ".*", "$__rate_interval": "30s"}
 QUERIES = sorted(
     {query.expr for board in BOARDS for panel in board.panels for query in panel.queries}
@@ -156,6 +160,55 @@ async def test_every_query_of_panels_and_rules_has_an_answer(tmp_path: Path) -> 
             assert metric_names(expr) <= known, expr
         down = await asyncio.to_thread(prometheus.query, "up == 0")
         assert [sample["metric"]["job"] for sample in down] in ([], ["longleaf-engine"])
+
+
+def fetched(url: str) -> str:
+    """What is answered there; empty while nothing is."""
+    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=10) as answer:
+        return str(answer.read().decode())
+    return ""
+
+
+async def test_make_observe_runs_everything_and_leaves_nothing() -> None:
+    """As a user runs it: service, load, GPU exporter, Prometheus, status page; then Ctrl-C."""
+    names = ("port", "metrics-port", "engine-port", "prometheus-port", "alertmanager-port")
+    ports = {name: free_port() for name in (*names, "gpu-port")}
+    options = [part for name, port in ports.items() for part in (f"--{name}", str(port))]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "ops.observe", "--interval", "1s", "--load", *options),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        cwd=ROOT,
+    )
+    prometheus = Prometheus(f"http://127.0.0.1:{ports['prometheus-port']}")
+    page = f"http://127.0.0.1:{ports['metrics-port']}/ui"
+
+    def all_is_there() -> bool:
+        if "1 of 1 ready" not in (text := fetched(page)) or '<svg class="tree"' not in text:
+            return False
+        samples = prometheus.query("up == 1")
+        jobs = {sample["metric"]["job"] for sample in samples}
+        return jobs == {"longleaf-gateway", "longleaf-engine", "longleaf-gpu"} and bool(
+            prometheus.query("longleaf:tokens_per_step:mean5m > 1")
+        )
+
+    try:
+        deadline = time.monotonic() + LIMIT
+        while not await asyncio.to_thread(all_is_there):
+            assert process.returncode is None
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        out, err = await asyncio.wait_for(process.communicate(), 60)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+    assert process.returncode == 0, err.decode()
+    assert page in out.decode()
+    for name, port in ports.items():
+        with socket.socket() as probe:
+            assert probe.connect_ex(("127.0.0.1", port)), f"{name} is still served"
 
 
 def test_committed_dashboards_are_what_the_code_builds() -> None:
