@@ -138,6 +138,28 @@ async def test_what_does_not_fit_now_waits_until_it_does() -> None:
     await with_pool(use)
 
 
+async def test_reserved_tokens_are_reserved_bytes_of_the_pool() -> None:
+    async def use(gateway: Gateway, replica: FaultyReplica, held: Held) -> None:
+        gib, labels = 2**30, f'{{replica="{replica.url}"}}'
+        assert replica.load is not None
+        replica.load["memory"] = {"kv_cache_gb": 4.0}
+        first = asyncio.create_task(post(gateway, ask("first", 100, max_tokens=500)))
+        await eventually(lambda: held.started == ["first"])
+        sample = "longleaf_gateway_reserved_kv_bytes" + labels
+        async with asyncio.timeout(LIMIT):
+            while await gateway.metric(sample) != 0.6 * 4 * gib:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        # 400 rows are left: neither 401 tokens nor their bytes fit.
+        second = asyncio.create_task(post(gateway, ask("second", 300, max_tokens=101)))
+        await until_depth(gateway, 1)
+        held.end("first")
+        held.end("second")
+        assert [answer[0] for answer in await asyncio.gather(first, second)] == [200, 200]
+        assert await gateway.metric(sample) == 0
+
+    await with_pool(use, loads_interval=0.05)
+
+
 async def test_sequences_are_held_back_too() -> None:
     async def use(gateway: Gateway, __: FaultyReplica, held: Held) -> None:
         tasks = [

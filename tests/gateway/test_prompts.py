@@ -2,15 +2,19 @@
 
 import asyncio
 import base64
+import io
 import json
 import logging
 import os
 import shutil
 import signal
+import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -410,3 +414,71 @@ async def test_a_tokenizer_that_is_not_the_replicas_is_loud(
             assert (status, "5000 in the prompt" in error_of(body)["message"]) == (400, True)
     (record,) = [one for one in caplog.records if one.levelno == logging.ERROR]
     assert record.getMessage() == "tokenizer is not the replica's"
+
+
+async def test_a_long_body_leaves_the_event_loop_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the loop does for a body is counted, not timed: it parses no long one, and takes a step
+    or two for each block of the first megabytes, to route it. So ``/readyz`` is answered meanwhile.
+    """
+    parsed: list[int] = []
+    calls: Counter[str] = Counter()
+
+    def noted(text: bytes, route: Route) -> dict[str, Any]:
+        parsed.append(len(text))
+        return parse(text, route)
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        if event in {"call", "c_call"} and "longleaf" in frame.f_code.co_filename:
+            calls[frame.f_code.co_filename] += 1
+
+    monkeypatch.setattr("longleaf.gateway.prompts.reader.parse", noted)
+    quiet: dict[str, Any] = {"health_interval": 600.0, "loads_interval": 600.0}
+    async with gateway_over(answer_captured_chat, **quiet) as (gateway, (replica,)):
+
+        async def work(words: int) -> int:
+            """Calls of the gateway's code on the loop for a body of so many words."""
+            text = json.dumps(chat(messages=[{"role": "user", "content": "word " * words}]))
+            calls.clear()
+            sys.setprofile(count)
+            try:
+                url = gateway.url + "/v1/chat/completions"
+                async with gateway.http.post(url, data=io.BytesIO(text.encode())) as response:
+                    assert response.status == 200
+            finally:
+                sys.setprofile(None)
+            return calls.total()
+
+        await work(10)
+        assert len(parsed) == 1  # a short one
+        few, megabyte, huge = await work(20_000), await work(200_000), await work(4_000_000)
+        assert len(parsed) == 1
+        assert [len(one.body) > 90_000 for one in replica.generations] == [False, True, True, True]
+        assert megabyte - few < 4 * 1_000
+        segments = len(replica.generations[-1].body) // 65_536
+        assert huge - few < 4 * 4_096 + 50 * segments
+
+
+async def test_ready_is_answered_while_a_long_body_is_worked_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The worker is stopped over it: whatever waits for the body waits for ever."""
+    started: list[int] = []
+    start = _Process.start
+
+    async def noted() -> _Process:
+        process = await start()
+        started.append(process._process.pid)
+        os.kill(process._process.pid, signal.SIGSTOP)
+        return process
+
+    monkeypatch.setattr(_Process, "start", noted)
+    async with gateway_over(answer_captured_chat) as (gateway, (replica,)):
+        long = chat(messages=[{"role": "user", "content": "word " * 150_000}])
+        asked = asyncio.create_task(gateway.raw(long))
+        await eventually(lambda: started)
+        assert await gateway.ready() == 1
+        assert (await gateway.raw(chat()))[0] == 200
+        assert not asked.done()
+        os.kill(started[0], signal.SIGCONT)
+        assert (await asked)[0] == 200
+        assert len(replica.generations) == 2

@@ -3,6 +3,12 @@
 One ``Reservation`` a request: made before anything is sent, released exactly once, whatever ends
 the request. What the replica itself reports corrects the sums: tokens and sequences that are not
 ours (another gateway's, or cached rows that came into use) count as taken too.
+
+The KV pool is counted in tokens, which are bytes by another name: SGLang divides the bytes that it
+may use by those of one token over all layers, the drafter's too, makes every layer's buffer with
+that many rows, and gives out rows (``pool_configurator.DefaultPoolConfigurator``: MHA, MLA and DSA
+models). So what fits in tokens fits in bytes, and the other way round; the bytes of what is
+reserved are published.
 """
 
 import time
