@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from longleaf.embedded.command import embedded_command
 from longleaf.engine.launch import engine_command
+from longleaf.engine.options import read_options
 from longleaf.exporters.command import gpu_command
 from longleaf.gateway.command import gateway_command, load_config
 from longleaf.gateway.config import GatewayConfig
+from longleaf.metrics import GatewayMetrics
 from longleaf.probes.preflight.command import preflight_command
 from longleaf.probes.preflight.report import all_checks
 from longleaf.probes.preflight.trials import Trials
@@ -153,7 +156,7 @@ def test_the_engine_is_started_as_its_command_reads(full: Rendered) -> None:
         assert word in arguments
     assert arguments[-2:] == ("--reasoning-parser=kimi_k2", "--tool-call-parser=kimi_k2")
     variables = environment(engine)
-    assert variables["LONGLEAF_ENGINE"] == '{"nodes":[1,8,16,32,64]}'
+    assert read_options(variables).nodes == (1, 8, 16, 32, 64)
     assert variables["NCCL_P2P_DISABLE"] == "1"
     assert variables["NCCL_DEBUG"] == "INFO"
     assert "NCCL_P2P_LEVEL" not in variables
@@ -305,6 +308,9 @@ def test_autoscalers_own_the_replicas(full: Rendered) -> None:
     assert query == (
         f'sum(longleaf_gateway_queue_depth{{namespace="serving",service="{service}"}})'
     )
+    registry = CollectorRegistry()
+    GatewayMetrics(registry)
+    assert "longleaf_gateway_queue_depth" in {one.name for one in registry.collect()}
     scaler = full.of("HorizontalPodAutoscaler")["spec"]
     assert scaler["scaleTargetRef"]["name"] == full.of("Deployment")["metadata"]["name"]
 
@@ -372,6 +378,12 @@ def test_notes_say_how_to_call_it(tools: Tools) -> None:
     assert "/v1/chat/completions" in notes
     assert "logs chat-longleaf-engine-0 -c preflight" in notes
     assert "whoever reaches the gateway may use it" in notes
+    keys = ("--set", "gateway.apiKeys.existingSecret=keys")
+    text = tools.helm("install", "chat", "charts/longleaf", "--dry-run=client", *keys)
+    notes = text.partition("NOTES:")[2]
+    assert '-H "Authorization: Bearer $API_KEY"' in notes
+    assert "helm test will be refused" in notes
+    assert "whoever reaches" not in notes
 
 
 def test_helm_test_is_a_chat_completion(minimal: Rendered, gateway_url: str) -> None:

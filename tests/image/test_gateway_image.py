@@ -88,6 +88,8 @@ def test_the_image_is_small_and_its_user_writes_nothing(images: Images, containe
         assert not [path for path in files if path.stat().st_uid == 10001]
         assert not [path for path in files if path.stat().st_mode & 0o002]
         assert not (root / "src").exists()
+        # What the chart's preStop runs.
+        assert (root / "usr" / "bin" / "sleep").exists()
         assert not list(ours.glob("lib/python3*/site-packages/pip/__init__.py"))
     finally:
         images("umount", container)
