@@ -48,7 +48,7 @@ def rows_of(folder: Path, document: dict[str, Any]) -> Iterator[Row]:
             unit, scale = ("TFLOP/s", 1e12) if seen["unit"] == "FLOP/s" else ("GB/s", 1e9)
             yield Row(f"{name}_rate", alone / scale, unit, n=len(seen["alone"]))
             slower = 100 * (1 - seen["watched"] / alone)
-            drift = 100 * (max(seen["alone"]) / min(seen["alone"]) - 1)
+            drift = 100 * (max(seen["alone"]) / min(seen["alone"]) - 1)  # of the load by itself
             yield Row(
                 f"{name}_slowdown",
                 slower,
@@ -66,19 +66,34 @@ def _row(name: str, values: Sequence[float], unit: str) -> Row:
 
 
 @click.command()
-@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument(
+    "folders",
+    nargs=-1,
+    required=True,
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+)
 @click.option("--commit", help="What was measured.  [this checkout's]")
-def main(folder: Path, commit: str | None) -> None:
-    """Write ops/results/gpu-truth-h200.json from FOLDER, and print it."""
-    document = json.loads((folder / "gpu-truth.json").read_text())
-    rows = list(rows_of(folder, document))
-    gpu = document["gpu"]
+def main(folders: tuple[Path, ...], commit: str | None) -> None:
+    """Write ops/results/gpu-truth-h200.json from FOLDERS, a later one's rows before an earlier
+    one's, and print it.
+    """
+    rows: dict[str, Row] = {}
+    gpu: dict[str, Any] = {}
+    for folder in folders:
+        document = json.loads((folder / "gpu-truth.json").read_text())
+        gpu = document["gpu"]
+        rows |= {row.name: row for row in rows_of(folder, document)}
     slug = gpu["name"].lower().removeprefix("nvidia ").replace(" ", "-")
-    command = "python -m ops.gpu.truth --out DIR"
     path = write_results(
-        "gpu-truth", command, rows, gpu=gpu["name"], slug=slug, driver=gpu["driver"], commit=commit
+        "gpu-truth",
+        "python -m ops.gpu.truth --out DIR",
+        list(rows.values()),
+        gpu=gpu["name"],
+        slug=slug,
+        driver=gpu["driver"],
+        commit=commit,
     )
-    click.echo(format_table(rows))
+    click.echo(format_table(list(rows.values())))
     click.echo(path)
 
 

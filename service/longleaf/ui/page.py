@@ -55,7 +55,7 @@ def _replicas(replicas: Sequence[ReplicaView]) -> str:
                 f'<span class="state-{html.escape(replica.state)}">{html.escape(replica.state)}'
                 f"</span>{_why(replica.why)}",
                 f"{replica.in_flight}",
-                _pool(replica.pool),
+                _pool(replica.pool, replica.capacity),
                 *(_count(replica.pool.get(name)) for name in ("used", "cached", "free")),
                 _count(replica.reserved),
                 _count(replica.external),
@@ -70,17 +70,21 @@ def _why(why: str) -> str:
     return f" <span class=why>{html.escape(why[:200])}</span>" if why else ""
 
 
-def _pool(pool: Mapping[str, float]) -> str:
-    slots = sum(pool.values())
-    if not slots:
+def _pool(pool: Mapping[str, float], capacity: float | None) -> str:
+    """A bar of used, cached and free slots; of SGLang, which tells free ones alone, of taken ones."""
+    slots = sum(pool.values()) if "used" in pool else capacity
+    if not slots or "free" not in pool:
         return "not told"
-    used, cached = (_POOL_WIDTH * pool.get(name, 0.0) / slots for name in ("used", "cached"))
-    share = (pool.get("used", 0.0) + pool.get("cached", 0.0)) / slots
+    taken = max(0.0, slots - pool["free"])
+    widths = {"all": slots, "cached": taken, "used": pool.get("used", 0.0)}
+    bars = "".join(
+        f'<rect class={name} width="{_POOL_WIDTH * size / slots:.1f}" height="12"/>'
+        for name, size in widths.items()
+    )
+    label = f"{taken / slots:.0%} full"
     return (
-        f'<svg class=pool viewBox="0 0 {_POOL_WIDTH} 12" role=img aria-label="{share:.0%} full">'
-        f'<rect class=all width="{_POOL_WIDTH}" height="12"/>'
-        f'<rect class=used width="{used:.1f}" height="12"/>'
-        f'<rect class=cached x="{used:.1f}" width="{cached:.1f}" height="12"/></svg>'
+        f'<svg class=pool viewBox="0 0 {_POOL_WIDTH} 12" role=img aria-label="{label}">'
+        f"<title>{label}</title>{bars}</svg>"
     )
 
 
