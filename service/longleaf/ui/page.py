@@ -71,7 +71,7 @@ def _why(why: str) -> str:
 
 
 def _pool(pool: Mapping[str, float], capacity: float | None) -> str:
-    """A bar of used, cached and free slots; of SGLang, which tells free ones alone, of taken ones."""
+    """A bar of used, cached and free slots; SGLang tells free ones alone, so taken and free."""
     slots = sum(pool.values()) if "used" in pool else capacity
     if not slots or "free" not in pool:
         return "not told"
