@@ -77,8 +77,8 @@ async def _run(config: GatewayConfig) -> None:
 )
 @click.option("--host", help="Address of the public API.  [default: 127.0.0.1]")
 @click.option("--port", type=int, help="Port of the public API.  [default: 8080]")
-@click.option("--metrics-host", help="Address of /metrics.  [default: 127.0.0.1]")
-@click.option("--metrics-port", type=int, help="Port of /metrics.  [default: 9080]")
+@click.option("--metrics-host", help="Address of /metrics and /ui.  [default: 127.0.0.1]")
+@click.option("--metrics-port", type=int, help="Port of /metrics and /ui.  [default: 9080]")
 @click.option(
     "--api-key-file",
     type=click.Path(path_type=Path),
