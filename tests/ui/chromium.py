@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-LIMIT = 30.0
+LIMIT = 60.0
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
