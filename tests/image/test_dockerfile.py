@@ -65,6 +65,11 @@ def test_stages_resolve() -> None:
         assert "org.opencontainers.image.licenses" in stage
 
 
+def test_the_engines_user_has_a_name() -> None:
+    """Python's getpass.getuser, which SGLang names a cache after, fails for a uid without one."""
+    assert " USER=longleaf " in TEXT.partition(" AS engine\n")[2]
+
+
 def test_hadolint_finds_nothing() -> None:
     tools = os.environ.get("LONGLEAF_CHART_TOOLS")
     if tools is None:
