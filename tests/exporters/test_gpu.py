@@ -321,6 +321,8 @@ def test_gpm_counts_between_two_samples_and_keeps_no_memory() -> None:
 DMON = """\
 #Entity   TENSO        DRAMA        SMACT        GRACT        PCITX        PCIRX
 ID
+GPU 1     N/A          N/A          N/A          0.500        N/A          N/A
+GPU 0     N/A          N/A          N/A          0.500        N/A          N/A
 GPU 1     0.031        0.012        0.060        0.998        1000         N/A
 GPU 0     N/A          0.500        0.090        0.100        2000         3000
 """

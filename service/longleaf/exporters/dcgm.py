@@ -4,7 +4,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
-from longleaf.exporters.source import Figures, SourceError
+from longleaf.exporters.source import LEAST_INTERVAL, Figures, SourceError
 
 _FIELDS: Mapping[str, int] = {
     "tensor_active_ratio": 1004,
@@ -18,10 +18,13 @@ _SECONDS = 10.0
 
 
 def run_dmon(fields: Sequence[int]) -> str:
-    """One sample's table; ``SourceError`` if there is none."""
+    """A table of two samples, for the first one of a watch that just began may lack figures.
+    ``SourceError`` if there is none.
+    """
     if shutil.which("dcgmi") is None:
         raise SourceError("dcgmi is not installed (DCGM 4)")
-    command = ["dcgmi", "dmon", "-e", ",".join(map(str, fields)), "-c", "1"]
+    delay = str(round(LEAST_INTERVAL * 1e3))
+    command = ["dcgmi", "dmon", "-e", ",".join(map(str, fields)), "-d", delay, "-c", "2"]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_SECONDS, check=False
@@ -34,7 +37,9 @@ def run_dmon(fields: Sequence[int]) -> str:
 
 
 def parse_dmon(text: str, metrics: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Figures by GPU of a table with a column for each of ``metrics``; N/A is left out."""
+    """Figures by GPU of a table with a column for each of ``metrics``, the last row of each GPU;
+    N/A is left out.
+    """
     found: dict[str, dict[str, float]] = {}
     for line in text.splitlines():
         words = line.split()
