@@ -269,3 +269,12 @@ async def test_port_in_use_is_named(option: str) -> None:
     assert child.returncode == 1
     expected = f"Error: {option}: cannot listen on 127.0.0.1:{port}: Address already in use"
     assert output.decode().strip() == expected
+
+
+def test_help_says_what_every_setting_means() -> None:
+    text = " ".join(CliRunner().invoke(gateway_command, ["--help"]).output.split())
+    flags = {parameter.name for parameter in gateway_command.params}
+    assert "LONGLEAF_GATEWAY_MIN_BODY_RATE Bytes a second, on the whole" in text
+    assert "LONGLEAF_GATEWAY_BREAKER_FAILURES" in text
+    for name, field in GatewayConfig.model_fields.items():
+        assert name in flags or (f"LONGLEAF_GATEWAY_{name.upper()} " in text and field.description)

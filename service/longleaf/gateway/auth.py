@@ -73,7 +73,7 @@ class KeyRing:
         return found if scheme.lower() == "bearer" else None
 
     def replace(self, other: "KeyRing") -> None:
-        """Accept the keys of ``other`` from now on."""
+        """Accept the keys of ``other`` from now on; what runs under another may end."""
         self._keys = other._keys
 
 

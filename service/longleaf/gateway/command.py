@@ -10,6 +10,7 @@ from typing import get_args
 import click
 import uvloop
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from longleaf.gateway.config import GatewayConfig, RoutingPolicyName
 from longleaf.gateway.request_log import JsonFormatter, LineHandler
@@ -62,7 +63,27 @@ async def _run(config: GatewayConfig) -> None:
     await GatewayServer(config).run()
 
 
-@click.command("gateway")
+class _GatewayCommand(click.Command):
+    """Lists at the end of its help the settings that have no flag."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        flags = {parameter.name for parameter in self.params}
+        with formatter.section("By environment alone"):
+            formatter.write_dl(
+                [
+                    (f"LONGLEAF_GATEWAY_{name.upper()}", _help(field))
+                    for name, field in GatewayConfig.model_fields.items()
+                    if name not in flags
+                ]
+            )
+
+
+def _help(field: FieldInfo) -> str:
+    text = " ".join((field.description or "").replace("``", "").split())
+    return text if field.default is None else f"{text}  [default: {field.default}]"
+
+
+@click.command("gateway", cls=_GatewayCommand)
 @click.option(
     "--replica", "replicas", multiple=True, metavar="URL", help="Base URL of a replica; repeat."
 )
@@ -122,7 +143,8 @@ async def _run(config: GatewayConfig) -> None:
 @click.option(
     "--routing",
     type=click.Choice(get_args(RoutingPolicyName)),
-    help="Routing policy.  [default: expected_cost]",
+    help="Send a request where it costs least time (expected_cost), where most of it is cached "
+    "(prefix), where the KV pool is emptiest (kv_pressure), or in turn.  [default: expected_cost]",
 )
 @click.option("--max-attempts", type=int, help="Replicas one request may try.  [default: 3]")
 @click.option("--max-connections", type=int, help="Requests on one replica.  [default: 1024]")

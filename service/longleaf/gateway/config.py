@@ -38,7 +38,12 @@ def split_tokenizer(entry: str) -> tuple[str, str]:
 class GatewayConfig(BaseSettings):
     """Every setting of the gateway; times in seconds, sizes in bytes."""
 
-    model_config = SettingsConfigDict(env_prefix="LONGLEAF_GATEWAY_", frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(
+        env_prefix="LONGLEAF_GATEWAY_",
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+    )
 
     replicas: Annotated[tuple[str, ...], NoDecode] = ()
     """Base URLs of the replicas (in the environment: separated by commas)."""
@@ -52,10 +57,13 @@ class GatewayConfig(BaseSettings):
     kubernetes_port: str | None = None
     """Number or name of the endpoints' port; by default the first."""
     kubernetes_scheme: Literal["http", "https"] = "http"
+    """How the endpoints are spoken to."""
     kubernetes_api: str | None = None
     """API server; by default the one of the cluster that the gateway runs in."""
     kubernetes_token_file: Path | None = None
+    """Bearer token for the API server; by default the pod's own."""
     kubernetes_ca_file: Path | None = None
+    """Certificates that the API server is trusted by; by default the pod's."""
     upstream_ca_file: Path | None = None
     """Certificates that ``https`` replicas are trusted by; by default the system's."""
     tls_certificate_file: Path | None = None
@@ -64,6 +72,7 @@ class GatewayConfig(BaseSettings):
     header_timeout: Seconds = 10.0
     """Longest time a client may take to send a request's head."""
     max_header_bytes: Annotated[int, Field(ge=1024)] = 64 * 1024
+    """Longest head of a request."""
     write_timeout: Seconds = 60.0
     """Longest time a client may read nothing of what is sent to it."""
     otlp_endpoint: str | None = None
@@ -101,7 +110,9 @@ class GatewayConfig(BaseSettings):
     idle_timeout: Seconds = 300.0
     """Longest silence between two chunks of a started answer."""
     tokenize_timeout: Seconds = 30.0
+    """Of a tokenizer worker over one body, and of a replica's ``/tokenize``."""
     health_interval: Seconds = 5.0
+    """Interval at which a ready replica's health, models and limits are read."""
     recovery_interval: Seconds = 0.5
     """Interval of the health checks of a replica that is not ready."""
     health_timeout: Seconds = 5.0
@@ -133,7 +144,8 @@ class GatewayConfig(BaseSettings):
     max_overtakes: Annotated[int, Field(ge=0)] = 32
     """Short prompts that may overtake one that waits."""
     assumed_completion_tokens: Annotated[int, Field(ge=1)] = 4_096
-    """Reserved for a completion whose request names no limit (at most 1/8 of the KV pool)."""
+    """Of a completion whose request names no limit: reserved (at most 1/8 of the KV pool), and
+    charged to its key until the true number is known."""
     tpot_ms: Annotated[float, Field(gt=0)] | None = None
     """Predicted milliseconds a token above which no further request starts on a replica."""
     ttft_ms: Annotated[float, Field(gt=0)] | None = None

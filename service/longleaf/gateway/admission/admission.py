@@ -240,9 +240,13 @@ class Admission:
         return demand.need(replica, self._config.assumed_completion_tokens, cached)
 
     def _roomiest(self, ask: Ask) -> Replica:
-        """The replica where it will most likely run: the one with the most room."""
-        able = self._able(ask) or list(self._registry.replicas)
-        return max(able, key=lambda replica: (replica.budget.free_tokens or 0, -replica.in_flight))
+        """The replica where it will most likely run: the one with the most room. Some must be able
+        to hold it.
+        """
+        return max(
+            self._able(ask),
+            key=lambda replica: (replica.budget.free_tokens or 0, -replica.in_flight),
+        )
 
     def _free(self, ask: Ask, able: Iterable[Replica]) -> dict[Replica, Need]:
         """Those of ``able`` that have room now, and what it would take of each."""
