@@ -11,9 +11,13 @@ class KvMemory:
     needs room.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, evict_at_least: int = 1) -> None:
+        """``evict_at_least``: slots that the cache gives way by, where one does not want to ask it
+        for a few every step.
+        """
         self.slots = SlotAllocator(capacity)
         self.cache = PrefixCache(self.slots)
+        self._evict_at_least = evict_at_least
 
     @property
     def available(self) -> int:
@@ -31,7 +35,7 @@ class KvMemory:
         """
         missing = count - self.slots.num_free
         if missing > 0:
-            self.cache.evict(missing)
+            self.cache.evict(max(missing, self._evict_at_least))
         return self.slots.allocate(count)
 
     def release(self, slots: Slots) -> None:

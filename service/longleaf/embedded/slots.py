@@ -36,6 +36,7 @@ class SlotAllocator:
         self.capacity = capacity
         self._owner = np.full(capacity, SlotOwner.FREE, dtype=np.int8)
         self._free = np.arange(capacity - 1, -1, -1, dtype=np.int64)
+        self._seen = np.zeros(capacity, dtype=np.int64)
         self._num_free = capacity
         self._num_cached = 0
 
@@ -98,7 +99,13 @@ class SlotAllocator:
         self._free[self._num_free : self._num_free + len(slots)] = slots[::-1]
         self._num_free += len(slots)
 
+    def _distinct(self, slots: Slots) -> bool:
+        """Whether no slot is named twice, in linear time: a second one overwrites the first."""
+        numbers = np.arange(len(slots))
+        self._seen[slots] = numbers
+        return bool((self._seen[slots] == numbers).all())
+
     def _check(self, slots: Slots, owner: SlotOwner) -> None:
         held = self._owner[slots]
-        if bool((held != owner).any()) or len(np.unique(slots)) != len(slots):
+        if bool((held != owner).any()) or not self._distinct(slots):
             raise SlotError(f"slots {slots.tolist()[:8]} are not all held by {owner.name}")
