@@ -4,6 +4,7 @@ import math
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
 from longleaf.ui import samples
 
@@ -31,9 +32,27 @@ def test_only_the_wanted_families_are_read() -> None:
     assert samples.value(found, "longleaf_asked_total", kind='a "b"\\') == 3
     assert samples.by_label(found, "longleaf_pool", "state") == {}
     assert samples.by_label(process.scrape("longleaf_"), "longleaf_pool", "state") == {"used": 7}
+    with pytest.raises(ValueError, match="no sample: 'longleaf_asked{oops'"):
+        samples.read_samples("longleaf_asked{oops\n", ("longleaf_asked",))
     same = samples.registry_samples(process.registry)
     assert samples.value(same, "longleaf_asked_total", kind='a "b"\\') == 3
     assert samples.value(same, "longleaf_asked_total", kind="other") is None
+
+
+def test_an_exposition_is_read_as_its_library_reads_it() -> None:
+    process = Process()
+    for kind in ("a", "", 'x="1",y', "back\\slash", "two\nlines", "\u2028", "{}", " space "):
+        process.asked.labels(kind).inc(1.5e-7)
+    process.sizes.labels("é").observe(3)
+    process.pool.labels("nan").set(math.inf)
+    text = generate_latest(process.registry).decode()
+    parsed = {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert samples.read_samples(text, ("longleaf_",)) == parsed
+    assert len(parsed) > 15
 
 
 def test_growth_of_counters_and_a_restart() -> None:

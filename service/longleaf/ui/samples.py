@@ -1,29 +1,45 @@
 """Metric samples, read from an exposition or a registry, and what can be computed from them."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.parser import text_string_to_metric_families
 
 Labels = frozenset[tuple[str, str]]
 Samples = Mapping[tuple[str, Labels], float]
 """Values by sample name and labels."""
+_SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? ([^ ]+)(?: -?\d+)?\s*$")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_ESCAPED = re.compile(r"\\(.)")
 _COUNTERS = ("_total", "_bucket", "_count", "_sum")
 
 
 def read_samples(text: str, families: tuple[str, ...]) -> dict[tuple[str, Labels], float]:
-    """The samples of an exposition whose names begin with one of ``families``; only those lines
-    are parsed. ``ValueError`` where they are no exposition.
+    """The samples of an exposition (text format 0.0.4) whose names begin with one of ``families``;
+    ``ValueError`` where one is no sample. The gateway's streams wait meanwhile: prometheus_client's
+    own parser takes ten times as long.
     """
-    lines = [line for line in text.splitlines() if line.startswith(families)]
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families("\n".join(lines) + "\n")
-        for sample in family.samples
-    }
+    found: dict[tuple[str, Labels], float] = {}
+    for line in text.split("\n"):
+        if line.startswith(families):
+            sample = _SAMPLE.match(line)
+            if sample is None:
+                raise ValueError(f"no sample: {line[:100]!r}")
+            name, labels, amount = sample.groups()
+            pairs = _LABEL.findall(labels) if labels else ()
+            found[name, frozenset((key, _plain(of)) for key, of in pairs)] = float(amount)
+    return found
+
+
+def _plain(value: str) -> str:
+    return (
+        _ESCAPED.sub(lambda one: "\n" if one[1] == "n" else one[1], value)
+        if "\\" in value
+        else value
+    )
 
 
 def registry_samples(registry: CollectorRegistry) -> dict[tuple[str, Labels], float]:
