@@ -32,7 +32,7 @@ def test_only_the_wanted_families_are_read() -> None:
     assert samples.value(found, "longleaf_asked_total", kind='a "b"\\') == 3
     assert samples.by_label(found, "longleaf_pool", "state") == {}
     assert samples.by_label(process.scrape("longleaf_"), "longleaf_pool", "state") == {"used": 7}
-    with pytest.raises(ValueError, match="no sample: 'longleaf_asked{oops'"):
+    with pytest.raises(ValueError, match=r"no sample: 'longleaf_asked\{oops'"):
         samples.read_samples("longleaf_asked{oops\n", ("longleaf_asked",))
     same = samples.registry_samples(process.registry)
     assert samples.value(same, "longleaf_asked_total", kind='a "b"\\') == 3
