@@ -3,11 +3,12 @@
 import json
 import re
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
 
-from tests.charts.rendering import CHART, SHAPES, Tools
+from tests.charts.rendering import CHART, SHAPES, Rendered, Tools
 
 KUBERNETES = ("1.30", "1.31", "1.32", "1.33", "1.34", "1.35")
 CUSTOM = {"HTTPRoute", "PodMonitor", "PrometheusRule", "ScaledObject", "ServiceMonitor"}
@@ -91,3 +92,19 @@ def test_both_helms_render_the_same(tools: Tools) -> None:
 def test_an_older_kubernetes_is_refused(tools: Tools) -> None:
     with pytest.raises(Exception, match=r"requires kubeVersion: >=1\.30"):
         tools.template("default", kubernetes="1.29.0")
+
+
+@pytest.mark.parametrize("major", ["3", "4"])
+def test_the_packed_chart_renders_the_same(tools: Tools, tmp_path: Path, major: str) -> None:
+    """Rules and dashboards are links into ops/: they are packed as files."""
+    tools.helm("package", CHART, "--destination", tmp_path, major=major)
+    (packed,) = tmp_path.glob("longleaf-*.tgz")
+    with tarfile.open(packed) as archive:
+        assert not [member.name for member in archive.getmembers() if member.issym()]
+    text = tools.helm(
+        *("template", "chat", packed, "--namespace", "serving", "-f", SHAPES["full"]),
+        *("--kube-version", "1.33.0"),
+        major=major,
+    )
+    found, expected = Rendered(text).objects, tools.template("full").objects
+    assert sorted(map(json.dumps, found)) == sorted(map(json.dumps, expected))

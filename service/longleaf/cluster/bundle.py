@@ -1,9 +1,9 @@
 """What support asks for, without secrets and without prompts.
 
-Objects of the release, its nodes and events, and the logs of gateways and preflight. Secrets are
-never read. Values of environment variables and annotations are taken out, and whatever looks like
-a key wherever it stands. Engines' logs stay out, for SGLang can be told to log requests; a
-gateway's never holds a word of a prompt.
+Objects of the release, its nodes and events, the logs of gateways and preflight, and what gateways
+count. Secrets are never read. Values of environment variables and annotations are taken out, and
+whatever looks like a key wherever it stands. Engines' logs stay out, for SGLang can be told to log
+requests; a gateway's never holds a word of a prompt.
 """
 
 import io
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from longleaf import __version__
-from longleaf.cluster.client import Cluster, ClusterError
+from longleaf.cluster.client import Cluster, ClusterError, part_of
 
 REMOVED = "(removed)"
 _LOGGED = ("gateway", "preflight")
@@ -86,6 +86,8 @@ def parts(cluster: Cluster) -> Iterator[tuple[str, str]]:
         containers = {one["name"] for one in (*spec.get("initContainers", ()), *spec["containers"])}
         for container in sorted(containers & set(_LOGGED)):
             yield f"logs/{name}-{container}.txt", _attempt(partial(_log, cluster, name, container))
+        if part_of(pod) == "gateway":
+            yield f"metrics/{name}.txt", _attempt(partial(cluster.gateway_metrics, name))
 
 
 def _json(ask: Callable[[], Any]) -> str:

@@ -31,7 +31,7 @@ def _cluster(where: Where) -> Iterator[Cluster]:
         from longleaf.cluster.client import Cluster, ClusterError
     except ImportError as error:
         raise click.ClickException(
-            f"{error.name} is not installed: pip install 'longleaf[cluster]'"
+            f"{error.name} is not installed: pip install kubernetes (longleaf's extra `cluster`)"
         ) from error
     from longleaf.cluster.drain import DrainError
 
