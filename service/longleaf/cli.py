@@ -8,6 +8,7 @@ import click
 from longleaf import __version__
 
 COMMANDS: Mapping[str, str] = {
+    "capacity": "longleaf.capacity.command:capacity_command",
     "cluster": "longleaf.cluster.command:cluster_command",
     "embedded": "longleaf.embedded.command:embedded_command",
     "engine": "longleaf.engine.launch:engine_command",

@@ -3,8 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from hashlib import blake2b
 
 from longleaf.ddtree import StepOutcome
 from longleaf.embedded.executor import Failure
@@ -17,6 +16,8 @@ from longleaf.metrics import EngineMetrics, context_bucket
 from longleaf.simulate.commits import CommitLengths
 from longleaf.simulate.curve import Curve
 
+EVICT_AT_LEAST = 4_096
+"""Cached tokens that give way at a time: asking the cache at every step is most of the work."""
 _NO_EOS: frozenset[int] = frozenset()
 
 
@@ -138,7 +139,5 @@ class SimulatedExecutor:
 
 def _uniform(state: RequestState, position: int) -> float:
     """In [0, 1), of the request's seed and a position: the same in whatever batch."""
-    return (
-        float(np.random.Philox(key=state.request.seed, counter=position).random_raw() >> 11)
-        * 2**-53
-    )
+    key = f"{state.request.seed} {position}".encode()
+    return (int.from_bytes(blake2b(key, digest_size=8).digest()) >> 11) * 2.0**-53

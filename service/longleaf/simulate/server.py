@@ -28,7 +28,7 @@ from longleaf.metrics import EngineMetrics, SglangMetrics, SimulationMetrics
 from longleaf.simulate.commits import CommitLengths
 from longleaf.simulate.curve import Curve
 from longleaf.simulate.engine import SimulatedEngine
-from longleaf.simulate.executor import Pace, SimulatedExecutor
+from longleaf.simulate.executor import EVICT_AT_LEAST, Pace, SimulatedExecutor
 
 HEADER = b"x-longleaf-simulated"
 _ANSWER = "This answer is simulated. "
@@ -105,7 +105,7 @@ def build_replica(simulation: Simulation, server: ServerOptions) -> Service:
     shown.register(_Labelled(registry, simulation.fingerprint))
     metrics = EngineMetrics(registry)
     limits, curve, tokenizer = simulation.limits, simulation.curve, simulation.tokenizer
-    memory, counters = KvMemory(limits.max_total_tokens), LoadCounters()
+    memory, counters = KvMemory(limits.max_total_tokens, EVICT_AT_LEAST), LoadCounters()
     answer = tokenizer.encode(_ANSWER, add_special_tokens=False)
     executor = SimulatedExecutor(
         curve, simulation.commits, simulation.pace, answer, memory, counters, metrics

@@ -1,0 +1,172 @@
+"""``longleaf capacity``: replicas, KV pool, tree budget, gateway pods and cost of a traffic."""
+
+import json
+import math
+from pathlib import Path
+
+import click
+
+from longleaf.capacity.check import Checked, check
+from longleaf.capacity.model import CapacityError, Model, Objective, State
+from longleaf.capacity.pages import Answer, Prices, words
+from longleaf.capacity.traffic import Kind, TrafficError, load_kinds, normalized, parse_kind
+from longleaf.embedded.load import DEFAULT_MODELS
+from longleaf.embedded.options import SchedulerOptions
+from longleaf.embedded.tokenizer import Tokenizer
+from longleaf.simulate.commits import DEFAULT_COMMITS, CommitLengths, CommitsError, load_commits
+from longleaf.simulate.curve import CurveError, load_curve
+
+_MOST_MORE = 1.3
+"""Replicas grow by at least this factor, or one, while the simulation misses the objective."""
+_ROUNDS = 12
+
+
+@click.command("capacity")
+@click.option("--rate", required=True, type=click.FloatRange(1e-6), help="Requests a second.")
+@click.option(
+    "--mix",
+    "mixes",
+    multiple=True,
+    metavar="SHARE:PROMPT[+CACHED]:ANSWER[:TEXT]",
+    help="Kind of request, such as 0.1:185k+180k:256:code; repeat.",
+)
+@click.option("--mix-file", type=click.Path(path_type=Path), help="The same as a JSON list.")
+@click.option(
+    "--curve",
+    "curves",
+    multiple=True,
+    default=("h200-ddtree", "h200-plain"),
+    show_default=True,
+    help="Recorded curve; the best of several decides the tree budget.",
+)
+@click.option(
+    "--commit-len", type=click.Path(path_type=Path), default=DEFAULT_COMMITS, help="File."
+)
+@click.option("--ttft-ms", type=click.FloatRange(0, min_open=True), help="Mean to the first token.")
+@click.option("--ttft-ms-per-1k", default=0.0, help="More for each 1,000 tokens of the prompt.")
+@click.option("--tpot-ms", type=click.FloatRange(0, min_open=True), help="Mean for each token.")
+@click.option(
+    "--utilization",
+    default=0.9,
+    show_default=True,
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Share of a replica's time to plan with.",
+)
+@click.option(
+    "--max-total-tokens", default=218_000, show_default=True, help="KV pool of a replica."
+)
+@click.option("--max-running-requests", default=8, show_default=True, help="Its sequences.")
+@click.option("--chunked-prefill-size", default=8192, show_default=True, help="For the simulation.")
+@click.option("--node-cost", default=0.0, help="Cost of a replica's machine an hour.")
+@click.option(
+    "--gateway-ms",
+    default=2.0,
+    show_default=True,
+    help="Gateway CPU of a request, in ms, without counting its tokens.",
+)
+@click.option(
+    "--gateway-us-per-token",
+    default=3.0,
+    show_default=True,
+    help="Gateway CPU of counting one prompt token, in µs.",
+)
+@click.option("--gateway-cores", default=1.0, show_default=True, help="Cores of a gateway pod.")
+@click.option(
+    "--check-requests",
+    default=400,
+    show_default=True,
+    type=click.IntRange(0),
+    help="Requests of the simulation that checks the answer; 0 leaves it out.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def capacity_command(
+    rate: float,
+    mixes: tuple[str, ...],
+    mix_file: Path | None,
+    curves: tuple[str, ...],
+    commit_len: Path,
+    ttft_ms: float | None,
+    ttft_ms_per_1k: float,
+    tpot_ms: float | None,
+    utilization: float,
+    max_total_tokens: int,
+    max_running_requests: int,
+    chunked_prefill_size: int,
+    node_cost: float,
+    gateway_ms: float,
+    gateway_us_per_token: float,
+    gateway_cores: float,
+    check_requests: int,
+    as_json: bool,
+) -> None:
+    """What a traffic needs within an objective, by formulas that are shown, checked by simulation.
+
+    Times are means. Replicas are added while the simulation of one of them misses the objective.
+    """
+    try:
+        kinds = normalized([*map(parse_kind, mixes), *(load_kinds(mix_file) if mix_file else ())])
+        if not kinds:
+            raise TrafficError("no traffic: give --mix or --mix-file")
+        commits = load_commits(commit_len)
+        _check_texts(kinds, commits)
+        objective = Objective(
+            ttft_ms=ttft_ms, ttft_ms_per_1k=ttft_ms_per_1k, tpot_ms=tpot_ms, utilization=utilization
+        )
+        limits = SchedulerOptions(
+            context_length=max_total_tokens,
+            max_total_tokens=max_total_tokens,
+            max_running_requests=max_running_requests,
+            chunked_prefill_size=chunked_prefill_size,
+            prefill_first=True,
+        )
+        models, why_not = [], []
+        for name in curves:
+            curve = load_curve(name)
+            try:
+                model = Model(curve, commits, kinds, max_total_tokens, max_running_requests)
+                models.append((model, model.replicas_for(rate, objective)))
+            except CapacityError as error:
+                why_not.append(f"{curve.name}: {error}")
+        if not models:
+            raise CapacityError("; ".join(why_not))
+    except (TrafficError, CommitsError, CurveError, CapacityError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    model, state = min(models, key=lambda found: (found[1].replicas, found[1].tpot))
+    checked = None
+    if check_requests:
+        state, checked = _until_met(model, state, objective, commits, limits, check_requests)
+    prices = Prices(node_cost, gateway_ms, gateway_us_per_token, gateway_cores)
+    answer = Answer(objective, model, state, checked, prices, tuple(found for found, _ in models))
+    click.echo(json.dumps(answer.document(), indent=1) if as_json else words(answer))
+    if checked is not None and not checked.meets(objective, kinds):
+        raise click.ClickException(
+            f"the simulation still misses the objective with {state.replicas} replicas"
+        )
+
+
+def _check_texts(kinds: tuple[Kind, ...], commits: CommitLengths) -> None:
+    for kind in kinds:
+        if kind.text not in commits.kinds:
+            raise TrafficError(f"text {kind.text!r} is none of {', '.join(commits.kinds)}")
+
+
+def _until_met(
+    model: Model,
+    state: State,
+    objective: Objective,
+    commits: CommitLengths,
+    limits: SchedulerOptions,
+    requests: int,
+) -> tuple[State, Checked]:
+    """Add replicas while the simulation of one of them misses the objective."""
+    tokenizer = Tokenizer.load(DEFAULT_MODELS / "tiny-target")
+    rate = state.rate
+    for _ in range(_ROUNDS):
+        checked = check(
+            model.curve, commits, model.kinds, limits, tokenizer, rate / state.replicas, requests
+        )
+        if checked.meets(objective, model.kinds):
+            break
+        more = max(state.replicas + 1, math.ceil(state.replicas * _MOST_MORE))
+        state = model.at(rate, more)
+    return state, checked

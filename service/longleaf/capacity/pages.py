@@ -1,0 +1,201 @@
+"""The answer of ``longleaf capacity`` in words, with each formula and the numbers in it."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from longleaf.capacity import model as formulas
+from longleaf.capacity.check import Checked
+from longleaf.capacity.model import Model, Objective, State
+
+_GB = 2**30
+_FULL = 0.6
+"""Share of a pod's cores to plan with: a gateway must answer its probes at any time."""
+_LEAST_PODS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """``node_cost`` an hour and replica; gateway CPU in ms a request and µs a prompt token."""
+
+    node_cost: float
+    gateway_ms: float
+    gateway_us_per_token: float
+    gateway_cores: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``models``: one for each curve that could serve the traffic; ``model`` is the chosen one."""
+
+    objective: Objective
+    model: Model
+    state: State
+    checked: Checked | None
+    prices: Prices
+    models: tuple[Model, ...]
+
+    @property
+    def pods(self) -> int:
+        """Gateway pods: their CPU, and never fewer than two."""
+        return max(_LEAST_PODS, math.ceil(self.gateway_cpu / (_FULL * self.prices.gateway_cores)))
+
+    @property
+    def gateway_cpu(self) -> float:
+        """Cores."""
+        prompt, _ = self.model.tokens
+        prices = self.prices
+        return self.state.rate * (
+            prices.gateway_ms / 1e3 + prompt * prices.gateway_us_per_token / 1e6
+        )
+
+    @property
+    def cost(self) -> tuple[float, float]:
+        """Of a million tokens: of prompts and answers together, and of answers alone."""
+        hour = self.state.replicas * self.prices.node_cost
+        prompt, answer = self.model.tokens
+        per_hour = self.state.rate * 3600
+        return hour / (per_hour * (prompt + answer)) * 1e6, hour / (per_hour * answer) * 1e6
+
+    @property
+    def pool(self) -> tuple[int, float]:
+        """Least KV pool of a replica: slots and bytes."""
+        busy = math.ceil(self.state.batch) * self.model.footprint
+        slots = math.ceil(max(self.model.largest, busy))
+        return slots, slots * self.model.curve.kv_bytes_per_token
+
+    def document(self) -> dict[str, Any]:
+        """The same as JSON."""
+        model, state, checked = self.model, self.state, self.checked
+        slots, size = self.pool
+        return {
+            "curve": dict(model.curve.source),
+            "rate": state.rate,
+            "replicas": state.replicas,
+            "utilization": state.utilization,
+            "most_per_replica": model.most_per_replica,
+            "nodes": model.curve.nodes,
+            "batch": state.batch,
+            "tpot_ms": state.tpot * 1e3,
+            "kv_pool_tokens": slots,
+            "kv_pool_bytes": size,
+            "gateway_pods": self.pods,
+            "gateway_cpu_cores": self.gateway_cpu,
+            "cost_per_million_tokens": self.cost[0],
+            "cost_per_million_answer_tokens": self.cost[1],
+            "kinds": [
+                {
+                    "prompt_tokens": kind.prompt_tokens,
+                    "cached_tokens": kind.cached_tokens,
+                    "answer_tokens": kind.answer_tokens,
+                    "share": kind.share,
+                    "ttft_ms": state.ttft[number] * 1e3,
+                    "simulated_ttft_ms": None if checked is None else _ms(checked.ttft[number]),
+                }
+                for number, kind in enumerate(model.kinds)
+            ],
+            "simulated_tpot_ms": None if checked is None else checked.tpot * 1e3,
+            "tree_budget": [
+                {
+                    "curve": one.curve.name,
+                    "nodes": one.curve.nodes,
+                    "token_ms": one.step_seconds(1.0) / one.mean_commit_len * 1e3,
+                }
+                for one in self.models
+            ],
+        }
+
+
+def words(answer: Answer) -> str:
+    """All of it."""
+    model, state, prices = answer.model, answer.state, answer.prices
+    prefill, steps, batch = model.mean_prefill, model.mean_steps, model.batch_limit
+    share = state.rate / state.replicas
+    slots, size = answer.pool
+    prompt, completion = model.tokens
+    full = model.step_seconds(batch)
+    parts = [
+        f"{state.replicas} replicas, {answer.pods} gateway pods, "
+        f"a tree of {model.curve.nodes} nodes",
+        "",
+        (formulas.__doc__ or "").partition("\n\n")[2].rstrip(),
+        "",
+        f"With {state.rate:g} requests a second on curve {model.curve.name}:",
+        f"    mean(P) = {prefill:.4g} s, mean(n) = {steps:.4g}, commit_len = "
+        f"{model.mean_commit_len:.3g}, mean context = {model.footprint:.6g} tokens",
+        f"    b at most {batch:.3g}: sequences, or pool / context; step(b) = {full * 1e3:.4g} ms",
+        f"    a replica serves 1 / ({prefill:.4g} + {steps:.4g} * {full:.4g} / {batch:.3g}) = "
+        f"{model.most_per_replica:.4g} requests a second at most",
+        f"    {state.replicas} replicas: {share:.4g} each, {state.utilization:.0%} busy, "
+        f"b = {state.batch:.3g}, step(b) = {state.step * 1e3:.4g} ms",
+        f"    TPOT = {state.step * 1e3:.4g} / {model.mean_commit_len:.3g} / "
+        f"(1 - {share:.4g} * {prefill:.4g}) = {state.tpot * 1e3:.4g} ms{_simulated_tpot(answer)}",
+        f"    W = {state.wait * 1e3:.4g} ms",
+        *_kinds(answer),
+        f"    KV pool: max(largest request {model.largest}, ceil(b) * context) = {slots} tokens "
+        f"* {model.curve.kv_bytes_per_token:.6g} bytes = {size / _GB:.3g} GiB a GPU",
+        *_budget(answer),
+        f"    gateway: {state.rate:g} * ({prices.gateway_ms:g} ms + {prompt:.6g} tokens * "
+        f"{prices.gateway_us_per_token:g} µs) = {answer.gateway_cpu:.3g} cores; at {_FULL:.0%} of "
+        f"{prices.gateway_cores:g} each, at least {_LEAST_PODS}: {answer.pods} pods",
+    ]
+    if prices.node_cost:
+        both, alone = answer.cost
+        parts.append(
+            f"    cost: {state.replicas} * {prices.node_cost:g} an hour / ({state.rate:g} * 3600 * "
+            f"({prompt:.6g} + {completion:.6g}) tokens) = {both:.4g} a million tokens; "
+            f"{alone:.4g} a million answer tokens"
+        )
+    if answer.checked is not None:
+        parts.append(
+            f"    simulated: {answer.checked.requests} requests on one replica with its share of the "
+            "arrivals, without a gateway that chooses among replicas"
+        )
+    return "\n".join([*parts, *_beyond(answer)])
+
+
+def _kinds(answer: Answer) -> list[str]:
+    model, state, checked = answer.model, answer.state, answer.checked
+    lines = []
+    for number, kind in enumerate(model.kinds):
+        told = checked.ttft[number] if checked is not None else None
+        seen = "" if told is None else f"; simulated {told * 1e3:.4g} ms"
+        lines.append(
+            f"    TTFT of {kind.prompt_tokens} tokens = W + {model.prefill[number] * 1e3:.4g} = "
+            f"{state.ttft[number] * 1e3:.4g} ms{seen}"
+        )
+    return lines
+
+
+def _simulated_tpot(answer: Answer) -> str:
+    if answer.checked is None:
+        return ""
+    return f"; simulated {answer.checked.tpot * 1e3:.4g} ms"
+
+
+def _budget(answer: Answer) -> list[str]:
+    """step(1) / commit_len of each curve."""
+    times = [one.step_seconds(1.0) * 1e3 for one in answer.models]
+    return [
+        f"    {one.curve.nodes} nodes ({one.curve.name}): {step:.4g} ms / "
+        f"{one.mean_commit_len:.3g} = {step / one.mean_commit_len:.4g} ms a token"
+        for one, step in zip(answer.models, times, strict=True)
+    ]
+
+
+def _beyond(answer: Answer) -> list[str]:
+    """What was extrapolated."""
+    curve, lines = answer.model.curve, []
+    longest = max(kind.prompt_tokens + kind.answer_tokens for kind in answer.model.kinds)
+    if answer.model.batch_limit > curve.largest_batch:
+        lines.append(
+            f"    the curve was recorded up to batch {curve.largest_batch}: beyond, attention adds "
+            "up and the rest of a step is taken as shared, which flatters experts"
+        )
+    if longest > curve.longest_context:
+        lines.append(f"    the curve was recorded up to {curve.longest_context} tokens of context")
+    return lines
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3

@@ -1,0 +1,104 @@
+"""A traffic mix: kinds of requests and their shares."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_NAMED = {"185k": 185_000, "200k": 200_000}
+
+
+class TrafficError(ValueError):
+    """A mix says something that cannot be; the message names the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Requests of one kind; ``share`` of all of them, lengths in tokens. ``cached_tokens`` of the
+    prompt are in a prefix cache already.
+    """
+
+    share: float
+    prompt_tokens: int
+    answer_tokens: int
+    text: str = "prose"
+    cached_tokens: int = 0
+
+
+def parse_kind(word: str) -> Kind:
+    """``SHARE:PROMPT[+CACHED]:ANSWER[:TEXT]``, such as ``0.1:185k+180k:256:code``."""
+    parts = word.split(":")
+    if len(parts) not in {3, 4}:
+        raise TrafficError(f"--mix {word!r} is not SHARE:PROMPT[+CACHED]:ANSWER[:TEXT]")
+    prompt, _, cached = parts[1].partition("+")
+    return _checked(
+        {
+            "share": _number(parts[0], "share"),
+            "prompt_tokens": _tokens(prompt, "prompt"),
+            "answer_tokens": _tokens(parts[2], "answer"),
+            "cached_tokens": _tokens(cached, "cached") if cached else 0,
+            **({"text": parts[3]} if len(parts) == 4 else {}),
+        },
+        f"--mix {word!r}",
+    )
+
+
+def load_kinds(path: Path) -> list[Kind]:
+    """Read a JSON list of objects with ``Kind``'s fields."""
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TrafficError(f"{path}: {error}") from None
+    if not isinstance(rows, list) or not rows:
+        raise TrafficError(f"{path} must hold a list of at least one kind of request")
+    return [_checked(row, f"{path}[{number}]") for number, row in enumerate(rows)]
+
+
+def normalized(kinds: Sequence[Kind]) -> tuple[Kind, ...]:
+    """The same with shares that add up to 1."""
+    total = sum(kind.share for kind in kinds)
+    return tuple(
+        Kind(k.share / total, k.prompt_tokens, k.answer_tokens, k.text, k.cached_tokens)
+        for k in kinds
+    )
+
+
+def _checked(row: Any, source: str) -> Kind:
+    if not isinstance(row, Mapping):
+        raise TrafficError(f"{source} must be an object")
+    unknown = sorted(set(row) - set(Kind.__slots__))
+    if unknown:
+        raise TrafficError(f"{source}: {unknown[0]} is not known")
+    for name, least in (("share", 0.0), ("prompt_tokens", 1), ("answer_tokens", 1)):
+        value = row.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
+            raise TrafficError(f"{source}: {name} must be at least {least:g}, got {value!r}")
+    cached = row.get("cached_tokens", 0)
+    if not isinstance(cached, int) or not 0 <= cached < row["prompt_tokens"]:
+        raise TrafficError(
+            f"{source}: cached_tokens must be less than prompt_tokens "
+            f"({row['prompt_tokens']}), got {cached!r}"
+        )
+    if row["share"] == 0:
+        raise TrafficError(f"{source}: share must be above 0")
+    return Kind(**row)
+
+
+def _tokens(word: str, field: str) -> int:
+    text = word.strip().lower()
+    digits = text.removesuffix("k")
+    if not digits.isdecimal():
+        raise TrafficError(f"--mix: {field} {word!r} is no number of tokens such as 512 or 16k")
+    return _NAMED.get(text, int(digits) * (1024 if text.endswith("k") else 1))
+
+
+def _number(word: str, field: str) -> float:
+    try:
+        value = float(word)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise TrafficError(f"--mix: {field} must be a number, got {word!r}")
+    return value

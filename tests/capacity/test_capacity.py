@@ -1,0 +1,178 @@
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from longleaf.capacity.check import check, poisson_jobs
+from longleaf.capacity.command import capacity_command
+from longleaf.capacity.model import CapacityError, Model, Objective
+from longleaf.capacity.traffic import Kind, TrafficError, load_kinds, normalized, parse_kind
+from longleaf.embedded.load import DEFAULT_MODELS
+from longleaf.embedded.options import SchedulerOptions
+from longleaf.embedded.tokenizer import Tokenizer
+from longleaf.simulate.commits import load_commits
+from longleaf.simulate.curve import Curve, load_curve, parse_curve
+from longleaf.simulate.offline import Offline
+
+SHORT = ("1:4k:200:prose",)
+MIXED = ("0.7:4k:200:prose", "0.3:32k:200:code")
+
+
+def flat(batch: int = 1) -> Curve:
+    """Steps of 10 ms whatever the context, prefill of 1 ms a token."""
+    return parse_curve(
+        {
+            "name": "flat",
+            "nodes": 9,
+            "kv_bytes_per_token": 1000,
+            "steps": [{"context": 1, "batch": batch, "seconds": 0.01}],
+            "prefill": [{"context": 10_000, "cached": 0, "seconds": 10.0},
+                        {"context": 10, "cached": 0, "seconds": 0.01}],
+        },
+        "flat",
+    )  # fmt: skip
+
+
+def model(*mix: str, curve: Curve | None = None, pool: int = 218_000, sequences: int = 8) -> Model:
+    kinds = normalized([parse_kind(word) for word in mix])
+    return Model(curve or load_curve("h200-ddtree"), load_commits(), kinds, pool, sequences)
+
+
+def test_formulas_by_hand() -> None:
+    one = model("1:1000:101:predictable", curve=flat(), pool=8_000, sequences=4)
+    steps = 100 / load_commits().mean("predictable")
+    assert one.mean_prefill == pytest.approx(1.0)
+    assert one.mean_steps == pytest.approx(steps)
+    assert one.batch_limit == 4
+    assert one.most_per_replica == pytest.approx(1 / (1.0 + steps * 0.01 / 4))
+    state = one.at(0.5, 1)
+    assert state.utilization == pytest.approx(0.5 / one.most_per_replica)
+    assert state.tpot == pytest.approx(0.01 * steps / 100 / 0.5, rel=0.01)
+    assert state.wait == pytest.approx(0.5 * 1.0 * 0.5 / 0.5)  # M/D/1: u P / (2 (1 - u))
+    assert state.ttft[0] == pytest.approx(state.wait + 1.0)
+    assert math.isinf(one.at(2.0, 1).wait)
+
+
+def test_a_pool_bounds_the_batch() -> None:
+    one = model("1:1000:100:prose", curve=flat(), pool=2_500, sequences=8)
+    assert one.batch_limit == pytest.approx(2_500 / (1000 + 50 + 9))
+
+
+def test_cached_tokens_are_not_prefilled() -> None:
+    assert model("1:5000+4000:10", curve=flat()).mean_prefill == pytest.approx(1.0)
+
+
+def test_more_traffic_needs_more() -> None:
+    one = model(*MIXED)
+    sizes = [one.replicas_for(rate, Objective()).replicas for rate in (0.5, 2, 8, 32)]
+    assert sizes == sorted(set(sizes))
+    least = 32 / (one.most_per_replica * 0.9)
+    assert least <= sizes[-1] < least + 1
+    strict = Objective(ttft_ms=1350)
+    assert one.replicas_for(8, strict).replicas > one.replicas_for(8, Objective()).replicas
+    assert max(one.replicas_for(8, strict).ttft) <= 1.35
+
+
+@pytest.mark.parametrize(
+    ("objective", "why"),
+    [
+        (Objective(ttft_ms=1000), "prefill of 32768 tokens alone takes 1271 ms"),
+        (Objective(tpot_ms=1), "one answer alone takes"),
+    ],
+)
+def test_what_no_fleet_can_do_is_said(objective: Objective, why: str) -> None:
+    with pytest.raises(CapacityError, match=why):
+        model(*MIXED).replicas_for(1, objective)
+
+
+def test_what_does_not_fit_or_was_not_recorded_is_said() -> None:
+    with pytest.raises(CapacityError, match="does not fit a KV pool of 100000"):
+        model("1:185k:10", pool=100_000)
+    with pytest.raises(CapacityError, match="prefill up to 65536 tokens"):
+        model("1:185k:10", curve=load_curve("h200-plain"))
+
+
+@pytest.mark.parametrize("mix", [SHORT, MIXED])
+def test_a_replica_serves_in_simulation_what_the_formulas_say(mix: tuple[str, ...]) -> None:
+    """Under half of the most, times to the first token; under twice, the throughput."""
+    one = model(*mix)
+    limits = SchedulerOptions(
+        context_length=218_000,
+        max_total_tokens=218_000,
+        chunked_prefill_size=8192,
+        prefill_first=True,
+    )
+    tokenizer, commits = Tokenizer.load(DEFAULT_MODELS / "tiny-target"), load_commits()
+    rate = 0.5 * one.most_per_replica
+    seen = check(one.curve, commits, one.kinds, limits, tokenizer, rate, 500)
+    for told, expected in zip(seen.ttft, one.at(rate, 1).ttft, strict=True):
+        assert told == pytest.approx(expected, rel=0.25)
+    jobs = poisson_jobs(one.kinds, 2 * one.most_per_replica, 300, 1)
+    served = Offline(one.curve, commits, limits, tokenizer).run(jobs)
+    last = max(each.job.at + (each.end or 0.0) for each in served)
+    assert 300 / last == pytest.approx(one.most_per_replica, rel=0.15)
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(capacity_command, ["--check-requests", "40", *arguments])
+
+
+def test_the_answer_shows_its_formulas() -> None:
+    result = run("--rate", "4", "--mix", "0.7:4k:200", "--mix", "0.3:32k:200:code",
+                 "--node-cost", "20")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    head = result.output.splitlines()[0]
+    assert "replicas" in head
+    assert "gateway pods" in head
+    for words in ("W    = (1 + c^2)", "a replica serves 1 / (", "GiB a GPU", "cost: ", "simulated"):
+        assert words in result.output
+
+
+def test_the_answer_as_json() -> None:
+    result = run("--rate", "4", "--mix", "0.9:4k:200", "--mix", "0.1:185k:200", "--json",
+                 "--node-cost", "20")  # fmt: skip
+    assert result.exit_code == 0, result.output
+    answer = json.loads(result.output)
+    assert answer["nodes"] == 9
+    hourly = answer["replicas"] * 20 / (4 * 3600 * 200) * 1e6
+    assert answer["cost_per_million_answer_tokens"] == pytest.approx(hourly)
+    assert answer["kv_pool_tokens"] >= 185_000 + 200 + 9
+    assert answer["kv_pool_bytes"] == answer["kv_pool_tokens"] * 61 * 1152
+    assert [kind["prompt_tokens"] for kind in answer["kinds"]] == [4096, 185_000]
+
+
+def test_the_best_curve_decides_the_tree() -> None:
+    answer = json.loads(run("--rate", "1", "--mix", "1:4k:2000:predictable", "--json").output)
+    budgets = {one["curve"]: one["token_ms"] for one in answer["tree_budget"]}
+    assert budgets["h200-ddtree"] < budgets["h200-plain"] / 5
+    assert answer["nodes"] == 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rate", "1"], "no traffic"),
+        (["--rate", "1", "--mix", "1:4k"], "is not SHARE:PROMPT"),
+        (["--rate", "1", "--mix", "0:4k:2"], "share must be above 0"),
+        (["--rate", "1", "--mix", "1:4k+4k:2"], "cached_tokens must be less than prompt_tokens"),
+        (["--rate", "1", "--mix", "1:4k:2:poetry"], "text 'poetry' is none of predictable"),
+        (["--rate", "1", "--mix", "1:4x:2"], "prompt '4x' is no number of tokens"),
+        (["--rate", "0", "--mix", "1:4k:2"], "0.0 is not in the range"),
+    ],
+)
+def test_wrong_traffic_is_named(arguments: list[str], message: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code != 0
+    assert message in result.output
+
+
+def test_a_mix_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mix.json"
+    path.write_text('[{"share": 1, "prompt_tokens": 100, "answer_tokens": 5, "text": "code"}]')
+    assert load_kinds(path) == [Kind(1, 100, 5, "code")]
+    path.write_text('[{"share": 1, "prompt_tokens": 100, "answer": 5}]')
+    with pytest.raises(TrafficError, match="answer is not known"):
+        load_kinds(path)
