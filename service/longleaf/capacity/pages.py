@@ -148,8 +148,8 @@ def words(answer: Answer) -> str:
         )
     if answer.checked is not None:
         parts.append(
-            f"    simulated: {answer.checked.requests} requests on one replica with its share of the "
-            "arrivals, without a gateway that chooses among replicas"
+            f"    simulated: {answer.checked.requests} requests on one replica with its share of "
+            "the arrivals, without a gateway that chooses among replicas"
         )
     return "\n".join([*parts, *_beyond(answer)])
 
