@@ -11,7 +11,7 @@ _UPGRADE = frozenset({b"upgrade", b"http2-settings"})
 """Headers of a wish to switch protocols, and their names in ``Connection``."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestHead:
     """A request's head; header names in lower case."""
 

@@ -15,7 +15,7 @@ _BODILESS = frozenset({204, 304})
 Headers = Iterable[tuple[bytes, bytes]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ResponseHead:
     """An answer's head as it is sent."""
 
