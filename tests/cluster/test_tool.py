@@ -300,7 +300,7 @@ def test_drain_ends_an_engine_after_gateways_let_go_and_its_streams_end(
     plane = release.plane
     eventually(lambda: _allowed(release) == 1, "the budget allows one")
     # One of the two streams is on the engine that goes: least loaded is chosen.
-    streams = [Stream(URL, 1500) for _ in range(2)]
+    streams = [Stream(URL, 2500) for _ in range(2)]
     for stream in streams:
         assert stream.started.wait(60)
     name, address = "chat-longleaf-engine-1", ENGINES["chat-longleaf-engine-1"]
@@ -320,11 +320,11 @@ def test_drain_ends_an_engine_after_gateways_let_go_and_its_streams_end(
     release.engines[name].send_signal(signal.SIGTERM)
     assert "1, 2, 3" in chat(URL)
     for stream in streams:
-        assert stream.ended.wait(120)
-        assert stream.tokens() == 1500
+        assert stream.ended.wait(200)
+        assert stream.tokens() == 2500
     assert release.engines[name].wait(timeout=30) == 0
     eventually(
-        lambda: (f"http://{address}:30000", 1500) in release.answered(),
+        lambda: (f"http://{address}:30000", 2500) in release.answered(),
         "the gateway logs the stream of the engine that went",
     )
     plane.ask("DELETE", f"{PODS}/{name}?gracePeriodSeconds=0")

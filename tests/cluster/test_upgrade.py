@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from longleaf.cluster.drain import replica_states
 from tests.cluster.control_plane import ControlPlane, eventually
 from tests.cluster.old_api import translated
 from tests.cluster.processes import Stream, addresses, chat, get, running
@@ -17,9 +18,9 @@ from tests.cluster.releases import Releases
 NAMESPACE = "renewed"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 SLICES = f"/apis/discovery.k8s.io/v1beta1/namespaces/{NAMESPACE}/endpointslices"
-ENGINE = "chat-longleaf-engine-0"
-ENGINE_ADDRESS, OLD, NEW = "10.77.0.31", "10.77.0.32", "10.77.0.33"
-TOKENS = 1500
+ENGINE, SECOND = "chat-longleaf-engine-0", "chat-longleaf-engine-1"
+ENGINE_ADDRESS, OLD, NEW, SECOND_ADDRESS = "10.77.0.31", "10.77.0.32", "10.77.0.33", "10.77.0.34"
+TOKENS = 2500
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +135,7 @@ def test_an_upgrade_keeps_streams_and_refuses_nobody(
         eventually(lambda: asking.answers.get(NEW, 0) > asked, "clients follow")
         assert not stream.ended.is_set()
         process.send_signal(signal.SIGTERM)
-        assert stream.ended.wait(120)
+        assert stream.ended.wait(200)
         assert stream.tokens() == TOKENS
         assert process.wait(timeout=30) == 0
         asking.end()
@@ -142,3 +143,79 @@ def test_an_upgrade_keeps_streams_and_refuses_nobody(
         assert set(asking.answers) == {OLD, NEW}
         ending = plane.ask("GET", f"{PODS}/{old}")["metadata"]
         assert ending["deletionGracePeriodSeconds"] == 10 + 120 + 30
+
+
+def _states(address: str) -> set[str]:
+    """States in which the gateway holds the engine at an address."""
+    states = replica_states(get(f"http://{OLD}:9080/metrics") or "")
+    return {state for url, state in states.items() if url == f"http://{address}:30000"}
+
+
+def test_engines_are_renewed_one_by_one_and_keep_their_streams(
+    plane: ControlPlane, releases: Releases, placed: None, tmp_path: Path
+) -> None:
+    """By their deletion alone, which takes them off their Service before preStop is over."""
+    releases.apply("upgrade", NAMESPACE, "minimal", engine__replicas=2)
+    eventually(
+        lambda: (plane.find(f"{PODS}/{SECOND}") or {"spec": {}})["spec"].get("nodeName"),
+        "the second engine is placed",
+    )
+    token = tmp_path / "token"
+    token.write_text(releases.token(NAMESPACE, "chat-longleaf-gateway"))
+    with ExitStack() as stack:
+        stack.enter_context(addresses(ENGINE_ADDRESS, SECOND_ADDRESS, OLD))
+        api = stack.enter_context(translated(plane.port))
+        common = ("--served-model-name", "longleaf-tiny", "--speculative-algorithm", "none")
+        stack.enter_context(running("embedded", "--host", ENGINE_ADDRESS, *common))
+        second = stack.enter_context(running("embedded", "--host", SECOND_ADDRESS, *common))
+        plane.run_pod(NAMESPACE, ENGINE, ENGINE_ADDRESS)
+        plane.run_pod(NAMESPACE, SECOND, SECOND_ADDRESS)
+        stack.enter_context(
+            running(
+                *("gateway", "--kubernetes-service", f"{NAMESPACE}/chat-longleaf-engine"),
+                *("--kubernetes-port", "http", "--kubernetes-api", api),
+                *("--host", OLD, "--metrics-host", OLD),
+                LONGLEAF_GATEWAY_KUBERNETES_TOKEN_FILE=str(token),
+            )
+        )
+        both = (ENGINE_ADDRESS, SECOND_ADDRESS)
+        eventually(lambda: all(_states(one) == {"ready"} for one in both), "both are ready")
+        url = f"http://{OLD}:8080"
+        streams = [Stream(url, TOKENS) for _ in both]
+        for stream in streams:
+            assert stream.started.wait(60)
+
+        releases.apply(
+            *("upgrade", NAMESPACE, "minimal"), engine__replicas=2, engine__maxRunningRequests=4
+        )
+        old = plane.ask("GET", f"{PODS}/{SECOND}")["metadata"]["uid"]
+        eventually(
+            lambda: plane.ask("GET", f"{PODS}/{SECOND}")["metadata"].get("deletionTimestamp"),
+            "the second engine is to end",
+        )
+        eventually(lambda: _states(SECOND_ADDRESS) == {"draining"}, "the gateway lets go of it")
+        assert "deletionTimestamp" not in plane.ask("GET", f"{PODS}/{ENGINE}")["metadata"]
+        assert not any(stream.ended.is_set() for stream in streams)
+        second.send_signal(signal.SIGTERM)
+        assert "1, 2, 3" in chat(url)
+        for stream in streams:
+            assert stream.ended.wait(200)
+            assert stream.tokens() == TOKENS
+        assert second.wait(timeout=30) == 0
+
+        plane.ask("DELETE", f"{PODS}/{SECOND}?gracePeriodSeconds=0")
+        eventually(
+            lambda: (
+                (plane.find(f"{PODS}/{SECOND}") or {"metadata": {"uid": old}})["metadata"]["uid"]
+                != old
+            ),
+            "its successor is made",
+        )
+        assert "deletionTimestamp" not in plane.ask("GET", f"{PODS}/{ENGINE}")["metadata"]
+        stack.enter_context(running("embedded", "--host", SECOND_ADDRESS, *common))
+        plane.run_pod(NAMESPACE, SECOND, SECOND_ADDRESS)
+        eventually(lambda: _states(SECOND_ADDRESS) == {"ready"}, "the successor is ready")
+        eventually(
+            lambda: plane.ask("GET", f"{PODS}/{ENGINE}")["metadata"].get("deletionTimestamp"),
+            "the first engine is next",
+        )

@@ -158,14 +158,14 @@ def test_a_read_only_root_is_enough_and_sigterm_drains(locked: tuple[str, ...]) 
             "ro"
         ]
         assert list((root / "tmp").iterdir()) == []
-        stream = Stream(url, 1500, model="tiny-target")
+        stream = Stream(url, 2500, model="tiny-target")
         assert stream.started.wait(60)
         gateway.send_signal(signal.SIGTERM)
         model.send_signal(signal.SIGTERM)
         eventually(lambda: get(f"{url}/readyz") is None, "it is no longer ready")
         assert not stream.ended.is_set()
-        assert stream.ended.wait(120)
-        assert stream.tokens() == 1500
+        assert stream.ended.wait(200)
+        assert stream.tokens() == 2500
         assert gateway.wait(timeout=30) == 0
         assert model.wait(timeout=30) == 0
 
