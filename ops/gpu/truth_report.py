@@ -47,17 +47,16 @@ def rows_of(folder: Path, document: dict[str, Any]) -> Iterator[Row]:
         if alone:
             unit, scale = ("TFLOP/s", 1e12) if seen["unit"] == "FLOP/s" else ("GB/s", 1e9)
             yield Row(f"{name}_rate", alone / scale, unit, n=len(seen["alone"]))
-            slower = 100 * (1 - seen["watched"] / alone)
-            drift = 100 * (max(seen["alone"]) / min(seen["alone"]) - 1)  # of the load by itself
-            yield Row(
-                f"{name}_slowdown",
-                slower,
-                "%",
-                better="lower",
-                spread=(slower - drift, slower + drift),
+            yield _cost(
+                f"{name}_slowdown", 100 * (1 - seen["watched"] / alone), "%", seen, "slowdown"
             )
-        cpu = 100 * seen["cpu_share"]
-        yield Row(f"{name}_exporter_cpu", cpu, "% of a core", better="lower")
+        yield _cost(f"{name}_exporter_cpu", 100 * seen["cpu_share"], "% of a core", seen, "cpu")
+
+
+def _cost(name: str, value: float, unit: str, seen: dict[str, Any], what: str) -> Row:
+    """What watching cost, or why this run cannot tell."""
+    why = seen.get("untold", {}).get(what)
+    return Row(name, value if why is None else None, unit, better="lower", why=why)
 
 
 def _row(name: str, values: Sequence[float], unit: str) -> Row:

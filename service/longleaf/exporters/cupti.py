@@ -19,7 +19,8 @@ COUNTERS: Mapping[str, str] = {
     "sm_active_ratio": "sm__cycles_active.avg.pct_of_peak_sustained_elapsed",
 }
 """What is counted, in one pass. Percent of what the unit can: cycles of a pipe that each SM has
-four of, over those of ``gr__cycles_elapsed``, which is another clock, came to 309 % on an H200.
+four of, over those of ``gr__cycles_elapsed``, which is another clock, came to 309 % on an H200;
+over four times those of ``sm__cycles_active`` they agreed with GPM to one part in a thousand.
 """
 
 
