@@ -20,7 +20,7 @@ from longleaf.probes.report import lines, write_json, write_page
 from longleaf.probes.step import StepPlan, StepRun
 from longleaf.probes.step import measure as measure_steps
 from longleaf.probes.texts import TEXTS
-from longleaf.probes.watch import watch
+from longleaf.probes.watch import watch_command
 
 _FAILED, _INTERRUPTED = 1, 130
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
@@ -75,6 +75,9 @@ def tell(
 @click.group("probe")
 def probe_command() -> None:
     """Ask a running system one question; the exit code says pass (0) or fail (1)."""
+
+
+probe_command.add_command(watch_command)
 
 
 @probe_command.command("commit")
@@ -157,63 +160,6 @@ def commit_command(
     if not any(cell.samples for cell in run.cells):
         raise click.ClickException("; ".join(failed_cells(run.cells)[:3]))
     ctx.exit(0 if said.verdict.passed else _FAILED)
-
-
-@probe_command.command("watch")
-@click.option("--url", required=True, help="Base URL of the gateway or an engine.")
-@click.option(
-    "--metrics-url", help="Engine's /metrics, to check the figures against.  [default: URL/metrics]"
-)
-@click.option("--contexts", default="1k,16k,64k", show_default=True, type=Contexts())
-@click.option("--repeats", default=1, show_default=True, type=click.IntRange(1), help="Seeds.")
-@click.option("--max-tokens", default=64, show_default=True, type=click.IntRange(2))
-@click.option(
-    "--every",
-    default=21_600.0,
-    show_default=True,
-    type=click.FloatRange(min=0, min_open=True),
-    help="Seconds from one run's beginning to the next.",
-)
-@click.option("--timeout", default=1800.0, show_default=True, help="Seconds for one answer.")
-@click.option(
-    "--baseline",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="JSON of a good run of probe commit: what is expected.",
-)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address of /metrics.")
-@click.option(
-    "--port", default=9401, show_default=True, type=click.IntRange(1, 65_535), help="Its port."
-)
-def watch_command(
-    url: str,
-    metrics_url: str | None,
-    contexts: tuple[int, ...],
-    repeats: int,
-    max_tokens: int,
-    every: float,
-    timeout: float,
-    baseline: Path | None,
-    host: str,
-    port: int,
-) -> None:
-    """Run probe commit again and again, and serve what it found to Prometheus.
-
-    The alerts LongleafCommitLenBelowProbe and LongleafProbeFailing read it.
-    """
-    base = url.rstrip("/")
-    plan = CommitPlan(
-        base,
-        metrics_url or f"{base}/metrics",
-        contexts,
-        repeats=repeats,
-        max_tokens=max_tokens,
-        timeout=timeout,
-    )
-    expected = {} if baseline is None else expected_of(json.loads(baseline.read_text()))
-    try:
-        watch(plan, expected, every, host, port)
-    except OSError as error:
-        raise click.ClickException(f"--port {port}: {error.strerror}") from error
 
 
 @probe_command.command("step")
