@@ -32,4 +32,5 @@ env -i PATH="$PATH" HOME="$HOME" buildah "${storage[@]}" bud --quiet --isolation
   --target gateway --build-arg GATEWAY_BASE=localhost/longleaf-base --build-arg REVISION="$(git -C "$root" rev-parse HEAD)" \
   --volume "$cache/wheels:/wheels:ro" --volume "$cache/pip.conf:/etc/pip.conf:ro" \
   --tag longleaf-gateway --file "$root/Dockerfile" "$root" >&2
+buildah "${storage[@]}" rmi --prune >&2 # the image that had the name before
 echo localhost/longleaf-gateway
