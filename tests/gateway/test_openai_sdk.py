@@ -86,6 +86,33 @@ async def test_streamed_and_whole_answers_say_the_same(engine: Engine, model: st
         assert len(chunks[0].id) == 32
 
 
+async def test_plain_streams_are_charged_by_the_engines_usage(
+    engine: Engine, model: str, tmp_path: Path
+) -> None:
+    """The SDK's default stream tells no usage: the gateway gets it, the client sees none."""
+    keys = tmp_path / "keys"
+    keys.write_text("limited tokens_per_minute=600\n")
+    async with (
+        running_gateway(engine.url, ready=1, health_interval=5.0, api_key_file=keys) as gateway,
+        client_of(gateway, api_key="limited", max_retries=0) as client,
+    ):
+        ask = partial(
+            client.chat.completions.create,
+            model=model,
+            messages=ASK,
+            temperature=0,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        chunks = [chunk async for chunk in await ask(max_tokens=400)]
+        assert all(chunk.choices and chunk.usage is None for chunk in chunks)
+        assert chunks[-1].choices[0].finish_reason == "length"
+        with pytest.raises(openai.RateLimitError) as caught:
+            await ask(max_tokens=400)  # over 400 of 600 are used
+        assert "600 tokens a minute" in caught.value.message
+        assert int(caught.value.response.headers["retry-after"]) > 10
+
+
 async def test_completions_and_models(engine: Engine, model: str) -> None:
     async with served(engine) as (_, client):
         answer = await client.completions.create(

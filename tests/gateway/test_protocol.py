@@ -86,7 +86,14 @@ async def test_a_head_over_the_limit_is_431(ends: bool) -> None:
         writer.close()
 
 
-@pytest.mark.parametrize("text", [b"hello\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(b"hello\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01\x02"),
+        *(b"GET /livez HTTP/1.1\r\n\r\n", b"CONNECT / HTTP/1.1\r\nhost: x\r\n\r\n"),
+        b"CONNECT a.b:443 HTTP/1.1\r\nhost: x\r\n\r\n",
+    ],
+)
 async def test_what_is_no_http_is_400_in_the_envelope(text: bytes) -> None:
     async with gateway_over(answer_captured_chat) as (gateway, _):
         reader, writer = await connect(gateway)

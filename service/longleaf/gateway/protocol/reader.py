@@ -113,6 +113,9 @@ class RequestReader:
             return
         self.in_head = False
         version = parser.get_http_version()
+        if version == "1.1" and not any(name == b"host" for name, _ in self._headers):
+            self._error = errors.invalid_request("The request has no Host header.", None)
+            raise self._error
         keep_alive = version != "1.0" and parser.should_keep_alive()
         path = url.path or b"/"
         head = RequestHead(
