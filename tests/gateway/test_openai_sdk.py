@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 from openai import AsyncOpenAI
-from openai.types.chat import ChatCompletionMessageParam
+from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam
 
 from tests.gateway.engine import Engine, running_engine
 from tests.gateway.faulty_replica import DONE, Received, event
@@ -96,19 +96,23 @@ async def test_plain_streams_are_charged_by_the_engines_usage(
         running_gateway(engine.url, ready=1, health_interval=5.0, api_key_file=keys) as gateway,
         client_of(gateway, api_key="limited", max_retries=0) as client,
     ):
-        ask = partial(
-            client.chat.completions.create,
-            model=model,
-            messages=ASK,
-            temperature=0,
-            stream=True,
-            extra_body={"ignore_eos": True},
-        )
-        chunks = [chunk async for chunk in await ask(max_tokens=400)]
+
+        async def ask() -> list[ChatCompletionChunk]:
+            stream = await client.chat.completions.create(
+                model=model,
+                messages=ASK,
+                max_tokens=400,
+                temperature=0,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            return [chunk async for chunk in stream]
+
+        chunks = await ask()
         assert all(chunk.choices and chunk.usage is None for chunk in chunks)
         assert chunks[-1].choices[0].finish_reason == "length"
         with pytest.raises(openai.RateLimitError) as caught:
-            await ask(max_tokens=400)  # over 400 of 600 are used
+            await ask()  # over 400 of 600 are used
         assert "600 tokens a minute" in caught.value.message
         assert int(caught.value.response.headers["retry-after"]) > 10
 
