@@ -1,6 +1,7 @@
 """What the server tells about itself, and that metrics agree with usage."""
 
 import re
+from itertools import pairwise
 
 import pytest
 
@@ -186,6 +187,27 @@ def test_the_drafter_window_holds(start_server: StartServer) -> None:
     # Every token but the last, which no step took as its root.
     assert found['longleaf_kv_pool_tokens{state="cached"}'] == 1500 + 20 - 1
     assert found['longleaf_drafter_span_tokens_sum{context_bucket="4k"}'] == drafts * (window - 1)
+
+
+def test_the_last_trees_are_told_without_their_text(start_server: StartServer) -> None:
+    server = start_server()
+    assert server.get("/longleaf/trees").json == {"trees": []}
+    usage = server.chat("Count from 3 to 90.", max_tokens=80, return_spec_tokens_details=True).json[
+        "usage"
+    ]
+    trees = server.get("/longleaf/trees").json["trees"]
+    assert len(trees) == min(8, usage["spec_tokens_details"]["steps"])
+    assert set(trees[0]) == {"time", "context", "parents", "log_probs", "path"}
+    # Each step begins where the one before ended.
+    for earlier, later in pairwise(trees):
+        assert later["context"] == earlier["context"] + len(earlier["path"])
+        assert later["time"] >= earlier["time"]
+    for tree in trees:
+        assert all(tree["parents"][node] == before for before, node in pairwise(tree["path"]))
+    last = trees[-1]
+    assert last["context"] + len(last["path"]) + 1 == sum(
+        usage[name] for name in ("prompt_tokens", "completion_tokens")
+    )
 
 
 def test_tokenize_and_detokenize(server: ServerProcess) -> None:
