@@ -386,6 +386,25 @@ def test_notes_say_how_to_call_it(tools: Tools) -> None:
     assert "whoever reaches" not in notes
 
 
+def test_the_notes_command_streams_an_answer(tools: Tools, gateway_url: str) -> None:
+    text = tools.helm(
+        *("install", "chat", "charts/longleaf", "--dry-run=client", "-f", SHAPES["minimal"])
+    )
+    command = "curl" + text.partition("  curl")[2].partition("\n\n")[0]
+    done = subprocess.run(
+        ["sh", "-euc", command],
+        env={"PATH": os.environ["PATH"], "URL": gateway_url},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    *chunks, last = [line for line in done.stdout.splitlines() if line.startswith("data: ")]
+    assert last == "data: [DONE]"
+    deltas = [json.loads(line.removeprefix("data: "))["choices"] for line in chunks]
+    assert "1, 2, 3" in "".join(one[0]["delta"].get("content") or "" for one in deltas if one)
+
+
 def test_helm_test_is_a_chat_completion(minimal: Rendered, gateway_url: str) -> None:
     """The test pod's own script, against a running gateway and embedded engine."""
     pod = minimal.of("Pod")
