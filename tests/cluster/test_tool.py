@@ -277,7 +277,7 @@ def test_a_refused_eviction_is_undone(release: Release, budget: dict[str, Any]) 
     name, address = "chat-longleaf-engine-0", ENGINES["chat-longleaf-engine-0"]
     try:
         eventually(lambda: _allowed(release) == 0, "the budget allows nothing")
-        done = release.call("drain", name, "--only", "--timeout", "3")
+        done = release.call("drain", name, "--only", "--timeout", "15")
     finally:
         release.plane.run_pod(
             NAMESPACE, "chat-longleaf-engine-1", ENGINES["chat-longleaf-engine-1"]
