@@ -93,6 +93,17 @@ def test_families_say_what_was_accepted() -> None:
     assert found["longleaf_kv_pool_tokens free"] == 77
 
 
+def test_the_depth_is_the_paths_own() -> None:
+    """Beside a commit_len that counts wrong, it says so."""
+    observer = EngineObserver(row_bytes=1152, layers=61, window=2048)
+    record = StepRecord(9, (1000, 60_000), path=torch.tensor([[0, 2, 5, -1], [0, -1, -1, -1]]))
+    observer.observe(record, [0, 0])
+    found = samples(observer)
+    assert found["longleaf_accepted_depth_sum 1k"] == 2
+    assert found["longleaf_accepted_depth_sum 64k"] == 0
+    assert found["longleaf_commit_len_sum 1k"] == 1
+
+
 def test_what_rules_divide_counts_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes and context of untimed steps would make the timed ones look faster, or longer."""
     observer = EngineObserver(row_bytes=1152, layers=61, window=2048)

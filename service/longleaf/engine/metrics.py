@@ -135,14 +135,17 @@ class EngineObserver:
     ) -> None:
         """Observe a settled step; accepted: drafts accepted by each request.
 
-        Time and bytes are the whole batch's, what is committed that of requests that take it.
+        Time and bytes are the whole batch's, what is committed that of requests that take it. The
+        depth is the accepted path's own, so that a fault in either count shows beside the other.
         """
         families = self._families
+        paths = record.paths()
         for row in record.committing():
             context, drafts = record.contexts[row], accepted[row]
             bucket = self._bucket(context)
             families.commit_len.labels(bucket).observe(drafts + 1)
-            families.accepted_depth.labels(bucket).observe(drafts)
+            depth = drafts if paths is None else len(paths[row]) - 1
+            families.accepted_depth.labels(bucket).observe(depth)
             families.tree_nodes.labels(bucket).observe(record.nodes)
             if record.nodes > 1:
                 span = context if self._window is None else min(context, self._window)

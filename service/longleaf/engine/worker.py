@@ -251,7 +251,7 @@ class DDTreeWorker(DFlashWorkerV2):
             done = committed(trees, accepted, prefix_lens, slots, int(self.block_size))
             if on_publish is not None:
                 on_publish(done.seq_lens)
-            if self._policy.wants_paths:
+            if self._policy.wants_paths or self._observer is not None:
                 record.path = _async_d2h(accepted.path)
             if batch.return_logprob:
                 add_logprobs(batch, logits_output, done)
