@@ -28,6 +28,7 @@ class InProcess(ServerProcess):
 
     @property
     def engine(self) -> Engine:
+        assert isinstance(self.service.engine, Engine)
         return self.service.engine
 
     def until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
