@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from longleaf.embedded.command import embedded_command
 from longleaf.engine.launch import engine_command
-from longleaf.engine.options import read_options
+from longleaf.engine.options import EngineOptions, read_options
 from longleaf.exporters.command import gpu_command
 from longleaf.gateway.command import gateway_command, load_config
 from longleaf.gateway.config import GatewayConfig
@@ -21,6 +22,7 @@ from longleaf.probes.preflight.command import preflight_command
 from longleaf.probes.preflight.report import all_checks
 from longleaf.probes.preflight.trials import Trials
 from tests.charts.rendering import (
+    CHART,
     SHAPES,
     Object,
     Rendered,
@@ -156,11 +158,24 @@ def test_the_engine_is_started_as_its_command_reads(full: Rendered) -> None:
         assert word in arguments
     assert arguments[-2:] == ("--reasoning-parser=kimi_k2", "--tool-call-parser=kimi_k2")
     variables = environment(engine)
-    assert read_options(variables).nodes == (1, 8, 16, 32, 64)
+    assert read_options(variables) == EngineOptions(
+        nodes=(1, 8, 16, 32, 64),
+        grammar_nodes=8,
+        sampling_seed=1_234_567,
+        step_ms=((1, 8192, 18.5), (32, 8192, 26.25)),
+    )
     assert variables["NCCL_P2P_DISABLE"] == "1"
     assert variables["NCCL_DEBUG"] == "INFO"
     assert "NCCL_P2P_LEVEL" not in variables
     assert variables["LONGLEAF_ENGINE_API_KEY"]["secretKeyRef"]["name"] == "longleaf-engine-key"
+
+
+def test_the_schema_knows_the_plugins_options() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    speculative = schema["properties"]["engine"]["properties"]["speculative"]["properties"]
+    # The node counts have a value of their own, which is held to `nodes`.
+    known = {field.name for field in fields(EngineOptions)} - {"nodes"}
+    assert set(speculative["options"]["properties"]) == known
 
 
 def test_preflight_sees_what_the_engine_sees(full: Rendered) -> None:

@@ -59,7 +59,9 @@ def test_schema_and_values_name_the_same() -> None:
             return
         assert schema["additionalProperties"] is False, path
         required_in_values = set(named) - {"global"}
-        if path.rpartition(".")[2] not in {"affinity", "resources", "embeddedResources"}:
+        if path.rpartition(".")[2] not in {
+            *("affinity", "resources", "embeddedResources", "options")
+        }:
             assert required_in_values == set(value), path
         for name, inner in value.items():
             compare(inner, named[name], f"{path}.{name}")

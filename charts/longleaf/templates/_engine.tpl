@@ -112,9 +112,13 @@
 - name: HF_HUB_OFFLINE
   value: "1"
 {{- with .Values.engine.speculative }}
-{{- if and .enabled .capturedNodes }}
+{{- $options := deepCopy .options }}
+{{- with .capturedNodes }}
+{{- $_ := set $options "nodes" . }}
+{{- end }}
+{{- if and .enabled $options }}
 - name: LONGLEAF_ENGINE
-  value: {{ dict "nodes" .capturedNodes | toJson | quote }}
+  value: {{ toJson $options | quote }}
 {{- end }}
 {{- end }}
 {{- range $name, $value := .Values.engine.nccl.env }}
