@@ -433,6 +433,35 @@ async def test_retry_after_is_the_time_that_draining_takes() -> None:
     await with_pool(use, queue_size=9)
 
 
+async def test_retry_after_goes_by_the_turns_of_those_who_waited() -> None:
+    async def use(gateway: Gateway, __: FaultyReplica, held: Held) -> None:
+        loop = asyncio.get_running_loop()
+        tasks = [asyncio.create_task(post(gateway, ask("0", 100, max_tokens=800)))]
+        await eventually(partial(held.count, 1))
+        for number in range(1, 13):
+            tasks.append(asyncio.create_task(post(gateway, ask(str(number), 100, max_tokens=800))))
+            await until_depth(gateway, number)
+        begin = loop.time()
+        for number in range(4):  # four turns, whatever the pool has been giving back before
+            await asyncio.sleep(0.4)
+            held.end(held.started[-1])
+            await eventually(partial(held.count, number + 2))
+        tasks += [
+            asyncio.create_task(post(gateway, ask(str(number), 100, max_tokens=800)))
+            for number in range(13, 17)
+        ]
+        await until_depth(gateway, 12)
+        status, _, headers = await post(gateway, ask("more", 100, max_tokens=800))
+        assert status == 429
+        expected = 13 * (loop.time() - begin) / 4
+        assert int(headers["retry-after"]) == pytest.approx(expected, rel=0.3, abs=1)
+        for number in range(17):
+            held.end(str(number))
+        assert {answer[0] for answer in await asyncio.gather(*tasks)} == {200}
+
+    await with_pool(use, queue_size=12)
+
+
 async def test_a_model_whose_replica_is_still_starting_is_503_not_404() -> None:
     async with FaultyReplica() as running, FaultyReplica() as starting:
         starting.health_status = 503

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from longleaf.gateway.admission.demand import Demand, NeverFitsError, never_fits
 from longleaf.gateway.admission.queue import FairQueue, Waiting
+from longleaf.gateway.admission.turnover import Turnover
 from longleaf.gateway.admission.turns import Turns
 from longleaf.gateway.config import GatewayConfig
 from longleaf.gateway.replicas.budget import Need, Obstacle, Reservation
@@ -108,6 +109,7 @@ class Admission:
         self._queue: FairQueue[_Entry] = FairQueue(
             config.queue_size, config.queue_bytes, config.aging_interval
         )
+        self._turnover = Turnover(clock)
         self._tick: asyncio.TimerHandle | None = None
         self._pump_soon = False
 
@@ -143,6 +145,7 @@ class Admission:
         cost = self._need(self._roomiest(ask), ask.demand).kv_tokens
         waiting = Waiting(entry, ask.key, ask.priority, ask.arrived, cost, ask.body_bytes)
         victim = self._queue.offer(waiting)
+        self._note_queue()
         if victim is not None:
             full = SaturatedError("queue_full", self.retry_after(victim.item.ask))
             if victim is waiting:
@@ -173,12 +176,30 @@ class Admission:
         served = not self._queue.remove(waiting) and granted.done() and not granted.cancelled()
         if served and granted.exception() is None:
             granted.result().reservation.release()
+        self._note_queue()
         self.changed()
 
     def retry_after(self, ask: Ask) -> float:
-        """Seconds until the replicas will have freed what waits before ``ask``, and its own need,
-        at the rate of late.
+        """Seconds until ``ask`` would get its turn: those before it at the rate at which its like
+        did lately, none of them longer than it may wait.
+
+        Where nothing has waited yet: until the replicas will have freed as much as all need.
         """
+        short = self._is_short(ask)
+        rate = self._turnover.tokens_per_second(short)
+        if rate is None:
+            return self._seconds_to_drain(ask)
+        ahead = sum(each.cost for each in self._queue if self._is_short(each.item.ask) is short)
+        own = self._need(self._roomiest(ask), ask.demand).kv_tokens
+        return min(ahead / rate, self._config.queue_timeout) + own / rate
+
+    def _is_short(self, ask: Ask) -> bool:
+        return ask.demand.size <= self._config.short_prompt_tokens
+
+    def _note_queue(self) -> None:
+        self._turnover.note({self._is_short(each.item.ask) for each in self._queue})
+
+    def _seconds_to_drain(self, ask: Ask) -> float:
         replicas = self._able(ask)
         tokens = sum(waiting.cost for waiting in self._queue)
         sequences = sum(waiting.item.ask.demand.sequences for waiting in self._queue)
@@ -304,6 +325,7 @@ class Admission:
                 if turns.over(self._registry.ready()):
                     break
         finally:
+            self._note_queue()
             self._metrics.queue_depth.set(len(self._queue))
             self._keep_ticking()
 
@@ -313,12 +335,13 @@ class Admission:
         if not able:
             self._give_up(waiting)
             return
-        short = ask.demand.size <= self._config.short_prompt_tokens
+        short = self._is_short(ask)
         grant = self._place(ask, [replica for replica in able if turns.may_use(replica, short)])
         if grant is None:
             turns.passed(waiting, able)
             return
         self._queue.serve(waiting)
+        self._turnover.served(short, waiting.cost)
         waiting.item.granted.set_result(grant)
         turns.served(grant.replica)
 
