@@ -4,6 +4,7 @@ import asyncio
 import json
 import ssl
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -183,6 +184,41 @@ async def test_a_body_in_broken_chunks_is_400(together: bool) -> None:
         assert await gateway.metric(f"longleaf_gateway_requests_total{{{labels}}}") == 1
 
 
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize("status", [b"401", b"413", b"400"])
+async def test_a_refusal_reaches_a_client_that_still_sends(
+    status: bytes, tls: bool, tmp_path: Path
+) -> None:
+    """It reads nothing before it has sent all: closing at once would reset it."""
+    keys = tmp_path / "keys"
+    keys.write_text("key\n")
+    settings: dict[str, Any] = {"api_key_file": keys, "max_body_bytes": 1_000_000}
+    trust: ssl.SSLContext | None = None
+    if tls:
+        trust = ssl.create_default_context()
+        settings |= tls_files(tmp_path, trust)
+    key = "wrong" if status == b"401" else "key"
+    head = f"authorization: Bearer {key}"
+    if status == b"400":
+        text = chunked(head) + b"what\r\n" + b"x" * 5_000_000
+    else:
+        text = wire(chat(padding="x" * 5_000_000), head)
+    async with FaultyReplica() as replica:
+        config = GatewayConfig(replicas=(replica.url,), port=0, metrics_port=0, **settings)
+        server = GatewayServer(config)
+        async with server.running():
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=trust)
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            for start in range(0, len(text), 500_000):
+                writer.write(text[start : start + 500_000])
+                await writer.drain()
+                await asyncio.sleep(0.01)
+            writer.transport.resume_reading()  # type: ignore[attr-defined]
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 " + status)
+            assert json.loads(await reader.readuntil(b"}}"))["error"]["message"]
+            writer.transport.abort()
+
+
 @pytest.mark.parametrize(
     ("garbage", "status"),
     [
@@ -351,14 +387,22 @@ async def test_a_client_that_reads_slowly_is_served_to_the_end() -> None:
         writer.close()
 
 
-async def test_tls_by_file(tmp_path: Path) -> None:
-    authority = trustme.CA()
+def tls_files(
+    folder: Path, trust: ssl.SSLContext, authority: trustme.CA | None = None
+) -> dict[str, Path]:
+    """A certificate that ``trust`` will accept, as the settings that name its files."""
+    authority = authority or trustme.CA()
     certificate = authority.issue_cert("127.0.0.1")
-    chain, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    chain, key = folder / "tls.crt", folder / "tls.key"
     chain.write_bytes(b"".join(pem.bytes() for pem in certificate.cert_chain_pems))
     key.write_bytes(certificate.private_key_pem.bytes())
-    trust = ssl.create_default_context()
     authority.configure_trust(trust)
+    return {"tls_certificate_file": chain, "tls_key_file": key}
+
+
+async def test_tls_by_file(tmp_path: Path) -> None:
+    authority, trust = trustme.CA(), ssl.create_default_context()
+    chain, key = tls_files(tmp_path, trust, authority).values()
     async with FaultyReplica() as replica:
         config = GatewayConfig(
             replicas=(replica.url,),

@@ -1,6 +1,5 @@
 """Error answers over ASGI, and the headers that pass through the gateway."""
 
-import asyncio
 from collections.abc import Iterable
 
 from starlette.responses import Response
@@ -25,17 +24,12 @@ _NOT_DOWNSTREAM = {
     for name in _HOP_BY_HOP
     | {"content-length", "date", "server", "set-cookie", "x-request-id", "x-accel-buffering"}
 }
-_LINGER_SECONDS = 2.0
 
 RawHeaders = list[tuple[bytes, bytes]]
 
 
 class ErrorResponse(Response):
-    """An ``ApiError`` as an answer.
-
-    After a body over the limit (413) the connection will close. Closing while the client still
-    sends would reset it and lose the answer, so for a moment more is read and thrown away.
-    """
+    """An ``ApiError`` as an answer."""
 
     media_type = "application/json"
 
@@ -48,21 +42,7 @@ class ErrorResponse(Response):
         record = scope.get("longleaf.record")
         if record is not None:
             record.reason = self.error.reason
-        if self.status_code != 413:
-            await super().__call__(scope, receive, send)
-            return
-        start = {"status": self.status_code, "headers": self.raw_headers}
-        await send({"type": "http.response.start", **start})
-        await send({"type": "http.response.body", "body": self.body, "more_body": True})
-        try:
-            async with asyncio.timeout(_LINGER_SECONDS):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect" or not message.get("more_body"):
-                        break
-        except TimeoutError:
-            pass
-        await send({"type": "http.response.body", "body": b""})
+        await super().__call__(scope, receive, send)
 
 
 def headers_upstream(headers: Iterable[tuple[bytes, bytes]], request_id: str) -> RawHeaders:

@@ -23,6 +23,7 @@ from longleaf.gateway.protocol.timers import Deadline, Probes, SlowReader
 logger = logging.getLogger(__name__)
 
 _COMMENT = b": \n\n"
+_LINGER_SECONDS = 2.0
 _PROBE_PAUSES = (0.0, 0.005, 0.05, 0.25, 1.0, 5.0)
 """Seconds before the probes of a client that closed its sending side."""
 
@@ -248,7 +249,10 @@ class HttpProtocol(asyncio.Protocol):
         self._probes.stop()
         if self._transport is None or self._transport.is_closing():
             return
-        if not request.keep_alive or request.body is Body.COMING:
+        if request.body is Body.COMING or request.body is Body.BROKEN:
+            self._close_gently()
+            return
+        if not request.keep_alive:
             self._close()
             return
         if self._pipeline:
@@ -306,9 +310,11 @@ class HttpProtocol(asyncio.Protocol):
 
     def _finish(self) -> None:
         """All answers are sent, and nothing more can come."""
-        if self._refusal is not None:
+        if self._refusal is None:
+            self._close()
+        else:
             self.write(refusal(self._refusal, self.default_headers))
-        self._close()
+            self._close_gently()
 
     def _probe(self) -> None:
         request = self._current
@@ -318,6 +324,18 @@ class HttpProtocol(asyncio.Protocol):
             self.write(CONTINUE)
         elif request.open_stream:
             self.write(b"%x\r\n%b\r\n" % (len(_COMMENT), _COMMENT))
+
+    def _close_gently(self) -> None:
+        """Close once the client has, or after a moment: one that still sends would be reset, and
+        lose its answer. What it sends is thrown away.
+        """
+        self._input = Input.REFUSED
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self.resume_reading()
+        self._deadline.arm(_LINGER_SECONDS, self._close)
 
     def _close(self) -> None:
         if self._transport is not None:

@@ -68,19 +68,20 @@ class RequestReader:
             self._fed_bytes += len(data)
             if self._fed_bytes > self._max_head_bytes:
                 raise errors.head_too_large(self._max_head_bytes)
-        while True:
-            try:
-                self._parser.feed_data(data)
-            except httptools.HttpParserUpgrade as upgrade:
-                data = self._declined_head() + data[upgrade.args[0] :]
-                self._declined = False
-                self._parser = httptools.HttpRequestParser(self)
-            except httptools.HttpParserError:
-                raise self._error or errors.invalid_request(
-                    "The request is not valid HTTP/1.1.", None
-                ) from None
-            else:
-                return
+        left: bytes | memoryview = data
+        try:
+            while left:
+                try:
+                    self._parser.feed_data(left)
+                except httptools.HttpParserUpgrade as upgrade:
+                    left = memoryview(left)[upgrade.args[0] :]
+                    self._read_declined()
+                else:
+                    return
+        except httptools.HttpParserError:
+            raise self._error or errors.invalid_request(
+                "The request is not valid HTTP/1.1.", None
+            ) from None
 
     def on_message_begin(self) -> None:
         """Called by the parser."""
@@ -128,8 +129,8 @@ class RequestReader:
         if not self._declined:
             self._requests.body_ends()
 
-    def _declined_head(self) -> bytes:
-        """The latest head without the wish, for another parser."""
+    def _read_declined(self) -> None:
+        """Read the latest head again, by another parser, without the wish."""
         method, version = self._parser.get_method(), self._parser.get_http_version()
         lines = [b"%b %b HTTP/%b\r\n" % (method, self._url, version.encode())]
         for name, value in self._headers:
@@ -138,7 +139,9 @@ class RequestReader:
                 value = b", ".join(word for word in said if word.lower() not in _UPGRADE)
             if name not in _UPGRADE and value:
                 lines.append(b"%b: %b\r\n" % (name, value))
-        return b"".join((*lines, b"\r\n"))
+        self._declined = False
+        self._parser = httptools.HttpRequestParser(self)
+        self._parser.feed_data(b"".join((*lines, b"\r\n")))
 
     def _count(self, size: int) -> None:
         self._head_bytes += size
