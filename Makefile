@@ -6,11 +6,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 SERVE_ARGS ?=
 OBSERVE_ARGS ?=
+LOAD_ARGS ?= --url http://127.0.0.1:8080
 PYTEST_ARGS ?=
 
 TORCH_VENV := .venv-torch
 CUDA_VENV := .venv-cuda
 ENGINE_VENV := .venv-engine
+LOAD_VENV := .venv-loadtest
 CHECK_ARGS ?=
 
 BENCH_ARGS ?=
@@ -18,7 +20,7 @@ TP ?= 2
 ENGINE_MEASURED := build/engine-h200.json
 KERNEL_BENCH = PYTHONPATH=kernels:service:. $(PYTHON) -m kernel_bench
 
-.PHONY: help serve observe dashboards test test-chart test-cluster test-image lint format lock bench-commit bench-gateway test-clients clean kernels test-torch check-kernels \
+.PHONY: help serve observe load dashboards test test-chart test-cluster test-image lint format lock bench-commit bench-gateway test-clients clean kernels test-torch check-kernels \
 	gpu-payload test-gpu bench-engine plot predict-engine check-tp \
 	bench-budget test-engine bench-kernels plot-kernels predict-kernels sanitize-kernels
 
@@ -30,6 +32,9 @@ serve: $(VENV)/.runtime ## Start the embedded engine and the gateway; Ctrl-C dra
 
 observe: $(VENV)/.dev ## Run the service with Prometheus and Alertmanager beside it; OBSERVE_ARGS=--load sends requests too
 	@PYTHONPATH=. $(BIN)/python -m ops.observe $(OBSERVE_ARGS)
+
+load: $(LOAD_VENV)/.ready ## Send load to a running gateway; LOAD_ARGS="--plan loadtest/plans/mixed.toml --slo ttft_ms=2000" (see loadtest)
+	@PYTHONPATH=loadtest:service $(LOAD_VENV)/bin/python -m longleaf_load $(LOAD_ARGS)
 
 dashboards: $(VENV)/.dev ## Build the dashboards' JSON in ops/dashboards/json
 	PYTHONPATH=. $(BIN)/python -m ops.dashboards.build
@@ -125,7 +130,7 @@ bench-gateway: $(VENV)/.dev .venv-peers/.ready .venv-litellm/.ready ## Measure t
 	$(BIN)/python -m ops.bench.gateway $(BENCH_ARGS)
 
 clean: ## Remove the venv and caches
-	rm -rf $(VENV) $(TORCH_VENV) $(ENGINE_VENV) $(CUDA_VENV) .venv-peers .venv-litellm .venv-clients build kernels/longleaf_kernels/lib .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(TORCH_VENV) $(ENGINE_VENV) $(CUDA_VENV) $(LOAD_VENV) .venv-peers .venv-litellm .venv-clients build kernels/longleaf_kernels/lib .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 $(VENV)/bin/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "longleaf needs Python 3.11 or newer, this is " + sys.version)'
@@ -159,6 +164,12 @@ $(CUDA_VENV)/.ready: requirements-cuda.txt
 	@echo "installing nvcc into $(CUDA_VENV)"
 	@$(PYTHON) -m venv $(CUDA_VENV)
 	@$(CUDA_VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r requirements-cuda.txt
+	@touch $@
+
+$(LOAD_VENV)/.ready: loadtest/requirements.txt
+	@echo "installing the load tests into $(LOAD_VENV)"
+	@$(PYTHON) -m venv $(LOAD_VENV)
+	@$(LOAD_VENV)/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r loadtest/requirements.txt
 	@touch $@
 
 .venv-%/.ready: requirements-%.txt

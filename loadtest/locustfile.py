@@ -1,0 +1,180 @@
+"""Locust's part: sends the plan's arrivals, gathers records, writes the report at the end.
+
+Run by ``python -m longleaf_load``, which sets Locust's own options, or by ``locust`` itself.
+"""
+
+import random
+import sys
+import time
+from typing import Any
+
+import gevent
+from gevent.pool import Pool
+from locust import User, events, task
+from locust.env import Environment
+from locust.runners import MasterRunner, WorkerRunner
+
+from longleaf_load.arrivals import Arrival
+from longleaf_load.options import add_options, open_run
+from longleaf_load.progress import Progress
+from longleaf_load.records import Record, from_row
+from longleaf_load.run import Run
+from longleaf_load.sessions import Sessions, Turn
+from longleaf_load.stream import Client
+
+_PROGRESS_SECONDS = 5.0
+_LONGEST_WAIT = 120.0
+"""A client that is told to come back later than that does not."""
+
+
+@events.init_command_line_parser.add_listener
+def _options(parser: Any) -> None:
+    add_options(parser)
+
+
+@events.init.add_listener
+def _init(environment: Environment, **_: Any) -> None:
+    """Every process has a run; the master's (or the only one's) makes the report."""
+    run = open_run(environment.parsed_options, environment.host)
+    environment.longleaf = run
+    runner = environment.runner
+    if isinstance(runner, MasterRunner):
+        environment.events.worker_report.add_listener(
+            lambda client_id, data: _reported(environment, run, client_id, data)
+        )
+    elif isinstance(runner, WorkerRunner):
+        environment.events.report_to_master.add_listener(
+            lambda client_id, data: data.update(
+                {"longleaf": [record.row() for record in run.take()], "longleaf_done": run.done}
+            )
+        )
+
+
+def _reported(environment: Environment, run: Run, client_id: str, data: dict[str, Any]) -> None:
+    for row in data.pop("longleaf", ()):
+        run.add(from_row(row))
+    if data.pop("longleaf_done", False):
+        run.finished.add(client_id)
+    if len(run.finished) >= run.workers:
+        environment.runner.quit()
+
+
+@events.test_start.add_listener
+def _start(environment: Environment, **_: Any) -> None:
+    run: Run = environment.longleaf
+    run.begin()
+    if not isinstance(environment.runner, WorkerRunner):
+        progress = Progress(run.plan, sys.stderr)
+        gevent.spawn(_tell, run, progress)
+
+
+def _tell(run: Run, progress: Progress) -> None:
+    while not run.closed:
+        progress.tell(run)
+        gevent.sleep(_PROGRESS_SECONDS)
+
+
+@events.quitting.add_listener
+def _quit(environment: Environment, **_: Any) -> None:
+    if not isinstance(environment.runner, WorkerRunner):
+        environment.process_exit_code = environment.longleaf.close()
+
+
+class ArrivalUser(User):
+    """One a process: makes the sessions of its share of the arrivals, and waits for none."""
+
+    @task
+    def run_plan(self) -> None:
+        """All of it; then the run is over."""
+        run: Run = self.environment.longleaf
+        sessions = Sessions(run.plan, run.source, run.model)
+        client = Client(run.url, run.plan.api, run.plan.timeout_seconds, run.key)
+        runner = self.environment.runner
+        index = runner.worker_index if isinstance(runner, WorkerRunner) else 0
+        pool = Pool()
+        for arrival in sessions.arrivals():
+            if arrival.number % run.workers != index:
+                continue
+            if run.saturated_before(arrival.phase):
+                break
+            turn = sessions.turns(arrival)
+            first = turn.next()
+            run.wait_until(arrival.at, gevent.sleep)
+            pool.spawn(self._session, run, client, arrival, turn, first)
+        pool.join()
+        run.done = True
+        if not isinstance(runner, WorkerRunner):
+            runner.quit()
+        while True:  # a worker stays until its last report is sent
+            gevent.sleep(1.0)
+
+    def _session(
+        self, run: Run, client: Client, arrival: Arrival, conversation: Any, turn: Turn | None
+    ) -> None:
+        at = arrival.at
+        while turn is not None:
+            record = self._request(run, client, arrival, turn, at)
+            if record.outcome != "ok":
+                return
+            turn = conversation.next(record.answer)
+            if turn is not None:
+                gevent.sleep(run.plan.think_seconds * random.expovariate(1.0))
+                at = run.clock()
+
+    def _request(self, run: Run, client: Client, arrival: Arrival, turn: Turn, at: float) -> Record:
+        """Ask, and again as often as the plan says, when told to come back."""
+        for attempt in range(1, run.plan.retries + 2):
+            sent = run.clock()
+            record = Record(
+                arrival=arrival.number,
+                phase=arrival.phase,
+                turn=turn.number,
+                attempt=attempt,
+                text=turn.text,
+                prompt_tokens=turn.prompt_tokens,
+                max_tokens=turn.max_tokens,
+                document=turn.document,
+                sent=sent,
+                late=sent - at,
+            )
+            run.in_flight += 1
+            try:
+                client.ask(turn.body, record, turn.leave_after)
+            finally:
+                run.in_flight -= 1
+            run.add(record)
+            self._count(run, record)
+            wait = record.retry_after
+            if record.outcome != "refused" or wait is None or wait > _LONGEST_WAIT:
+                break
+            at = run.clock() + wait
+            if attempt <= run.plan.retries:
+                gevent.sleep(wait)
+        return record
+
+    def _count(self, run: Run, record: Record) -> None:
+        """Locust's own statistics, by context: the whole answer, and its first token."""
+        bucket = run.bucket(record)
+        fire = self.environment.events.request.fire
+        error = None if record.outcome in {"ok", "cancelled", "refused"} else record.reason
+        name = f"{record.outcome} {bucket}" if record.outcome != "ok" else bucket
+        fire(
+            request_type="chat" if run.plan.api == "chat" else "completions",
+            name=name,
+            response_time=(record.seconds or 0.0) * 1e3,
+            response_length=record.completion_tokens or 0,
+            exception=None if error is None else RuntimeError(error),
+            context={},
+            start_time=time.time() - (record.seconds or 0.0),
+        )
+        if record.outcome == "ok" and record.ttft is not None:
+            for kind, value in (("TTFT", record.ttft), ("TPOT", record.tpot)):
+                if value is not None:
+                    fire(
+                        request_type=kind,
+                        name=bucket,
+                        response_time=value * 1e3,
+                        response_length=0,
+                        exception=None,
+                        context={},
+                    )

@@ -1,0 +1,1 @@
+"""Long-context load tests: who asks what and when, what came back, and what that means."""

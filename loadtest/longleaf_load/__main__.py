@@ -1,0 +1,91 @@
+"""``python -m longleaf_load``: run a plan, or compare two reports."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from longleaf_load.lengths import PlanError
+from longleaf_load.options import add_options
+from longleaf_load.report import compare_page, compare_rows
+
+_LOCUSTFILE = Path(__file__).resolve().parents[1] / "locustfile.py"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run; the exit status is 1 where the objective was missed, 2 for wrong arguments."""
+    parser = argparse.ArgumentParser(prog="longleaf_load", description=__doc__)
+    parser.add_argument("--url", help="Base URL of the gateway, or of an engine.")
+    parser.add_argument("--workers", type=int, default=1, help="Processes that send.")
+    parser.add_argument(
+        "--compare", nargs=2, type=Path, metavar=("A.json", "B.json"), help="Show two reports."
+    )
+    add_options(parser)
+    options = parser.parse_args(arguments)
+    try:
+        if options.compare:
+            first, second = options.compare
+            return compare(first, second, Path(options.out))
+        if not options.url:
+            parser.error("--url is missing")
+        if options.workers < 1:
+            parser.error(f"--workers must be at least 1, got {options.workers}")
+    except PlanError as error:
+        parser.error(str(error))
+    return _become_locust(options)
+
+
+def _become_locust(options: argparse.Namespace) -> NoReturn:
+    """Locust takes this process: its signals, its exit status."""
+    arguments = _locust_arguments(options)
+    os.execv(sys.executable, [sys.executable, "-m", "locust", *arguments])
+
+
+def compare(first: Path, second: Path, out: Path) -> int:
+    """Print two reports beside each other and write the page."""
+    reports = [_report(path) for path in (first, second)]
+    rows = compare_rows(reports[0], reports[1])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "compare.html").write_text(compare_page(reports[0], reports[1]))
+    print(f"page: {out / 'compare.html'}", file=sys.stderr)
+    return 0
+
+
+def _report(path: Path) -> Any:
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+        report["contexts"], report["points"], report["slo"], report["phases"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PlanError(f"--compare: {path} is no report: {error}") from None
+    return report
+
+
+def _locust_arguments(options: argparse.Namespace) -> list[str]:
+    workers = str(options.workers)
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    arguments = ["-f", str(_LOCUSTFILE), "--headless", "--only-summary", "--host", options.url]
+    arguments += ["-u", workers, "-r", workers, "--csv", str(out / "locust"), "--stop-timeout", "5"]
+    arguments += ["--loglevel", "WARNING", "--load-workers", workers, "--plan", options.plan]
+    arguments += ["--rate", str(options.rate), "--out", str(out)]
+    if options.workers > 1:
+        arguments += ["--processes", workers]
+    if options.plan_seed is not None:
+        arguments += ["--plan-seed", str(options.plan_seed)]
+    for name, value in (
+        ("--model-name", options.model_name),
+        ("--served-tokenizer", options.served_tokenizer),
+    ):
+        if value:
+            arguments += [name, value]
+    return arguments + (["--slo", *options.slo] if options.slo else [])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

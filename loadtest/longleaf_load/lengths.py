@@ -1,0 +1,116 @@
+"""Lengths in tokens, drawn from a distribution that a plan writes in words."""
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+_SUFFIX = 1024
+_ROUND = {"185k": 185_000, "200k": 200_000}
+_FORMS = (
+    "2k, 'uniform 1k 8k', 'log_uniform 1k 185k', 'lognormal 4k 1.0' (median, sigma), "
+    "or a list of {share, length}"
+)
+
+Draw: TypeAlias = Callable[[random.Random], int]
+"""Draws one length."""
+
+
+class PlanError(ValueError):
+    """A plan says something that cannot be done; the message names the field."""
+
+
+def tokens(text: str | int, field: str) -> int:
+    """A number of tokens: 512, 16k (16,384), 185k (185,000)."""
+    if isinstance(text, int) and not isinstance(text, bool):
+        number = text
+    else:
+        word = str(text).strip().lower()
+        digits = word.removesuffix("k")
+        if not digits.isdecimal():
+            raise PlanError(f"{field}: {text!r} is no number of tokens such as 512 or 16k")
+        number = _ROUND.get(word, int(digits) * (_SUFFIX if word.endswith("k") else 1))
+    if number < 1:
+        raise PlanError(f"{field} must be at least 1 token, got {number}")
+    return number
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """A distribution, with what the plan calls it."""
+
+    words: str
+    draw: Draw
+
+
+def lengths(value: Any, field: str) -> Lengths:
+    """Read a distribution. ``PlanError`` lists the forms."""
+    if isinstance(value, int):
+        value = str(value)
+    if isinstance(value, list):
+        return _mixture(value, field)
+    if not isinstance(value, str):
+        raise PlanError(f"{field}: {value!r} is no distribution of lengths: {_FORMS}")
+    kind, *rest = value.split()
+    if not rest:
+        fixed = tokens(kind, field)
+        return Lengths(value, lambda _: fixed)
+    if len(rest) != 2 or kind not in {"uniform", "log_uniform", "lognormal"}:
+        raise PlanError(f"{field}: {value!r} is no distribution of lengths: {_FORMS}")
+    low = tokens(rest[0], field)
+    if kind == "lognormal":
+        return Lengths(value, _lognormal(low, _sigma(rest[1], field)))
+    high = tokens(rest[1], field)
+    if high < low:
+        raise PlanError(f"{field}: {value!r}: the second length is less than the first")
+    if kind == "uniform":
+        return Lengths(value, lambda random_: random_.randint(low, high))
+    return Lengths(
+        value,
+        lambda random_: round(math.exp(random_.uniform(math.log(low), math.log(high)))),
+    )
+
+
+def _lognormal(median: int, sigma: float) -> Draw:
+    return lambda random_: max(1, round(median * math.exp(random_.gauss(0.0, sigma))))
+
+
+def _sigma(text: str, field: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 5:
+        raise PlanError(f"{field}: sigma must be between 0 and 5, got {text}")
+    return value
+
+
+def _mixture(parts: Sequence[Any], field: str) -> Lengths:
+    shares, members = [], []
+    for number, part in enumerate(parts):
+        where = f"{field}[{number}]"
+        if not isinstance(part, Mapping) or set(part) != {"share", "length"}:
+            raise PlanError(f"{where} must have share and length")
+        shares.append(positive(part["share"], f"{where}.share"))
+        members.append(lengths(part["length"], f"{where}.length"))
+    if not members:
+        raise PlanError(f"{field} must have at least one part")
+    words = ", ".join(
+        f"{share:g} of {one.words}" for share, one in zip(shares, members, strict=True)
+    )
+    return Lengths(words, lambda random_: random_.choices(members, shares)[0].draw(random_))
+
+
+def positive(value: Any, field: str) -> float:
+    """A number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise PlanError(f"{field} must be a number above 0, got {value!r}")
+    return float(value)
+
+
+def share(value: Any, field: str) -> float:
+    """A number from 0 to 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise PlanError(f"{field} must be between 0 and 1, got {value!r}")
+    return float(value)

@@ -1,0 +1,195 @@
+"""What a run amounts to: by context, by kind of text, by phase."""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from longleaf.metrics import CONTEXT_BUCKETS, context_bucket
+from longleaf_load.arrivals import Phase
+from longleaf_load.promises import promises
+from longleaf_load.records import Record
+from longleaf_load.slo import Slo
+
+_POINTS = 2_000
+"""Requests that the report's clouds show at most."""
+
+
+def summarize(
+    records: Sequence[Record], phases: Sequence[Phase], slo: Slo, about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The JSON report. ``about``: what was run, where, against what."""
+    judged = [record for record in records if record.outcome != "cancelled"]
+    met = sum(map(slo.met_by, judged))
+    share = met / len(judged) if judged else 0.0
+    return {
+        **about,
+        "simulated": sorted({one.fingerprint for one in records if one.fingerprint}),
+        "slo": {
+            "words": slo.words(),
+            "share": slo.share,
+            "met": share,
+            "passed": share >= slo.share,
+        },
+        "requests": len(records),
+        "outcomes": dict(Counter(record.outcome for record in records)),
+        "refusals": _reasons(records, "refused"),
+        "failures": _reasons(records, "failed"),
+        "retry_after": _promised(records),
+        "retried": _retried(records),
+        "exact_prompts": _exact(records),
+        "late_p99_seconds": _quantile([record.late for record in records], 0.99),
+        "contexts": _groups(
+            records, lambda record: context_bucket(record.prompt_tokens), CONTEXT_BUCKETS
+        ),
+        "texts": _groups(
+            records, lambda record: record.text, sorted({one.text for one in records})
+        ),
+        "phases": [_phase(phase, index, records, slo) for index, phase in enumerate(phases)],
+        "points": _points(records),
+    }
+
+
+def _bucket(record: Record) -> str:
+    return context_bucket(record.prompt_tokens)
+
+
+def _text(record: Record) -> str:
+    return record.text
+
+
+def _groups(
+    records: Sequence[Record], key: Callable[[Record], str], names: Iterable[str]
+) -> dict[str, Any]:
+    groups: dict[str, list[Record]] = {name: [] for name in names}
+    for record in records:
+        groups[key(record)].append(record)
+    return {name: _group(members) for name, members in groups.items() if members}
+
+
+def _group(records: Sequence[Record]) -> dict[str, Any]:
+    served = [record for record in records if record.outcome == "ok"]
+    commits = [one.commit_len for one in served if one.commit_len]
+    return {
+        "requests": len(records),
+        "served": len(served),
+        "refused": sum(record.outcome == "refused" for record in records),
+        "failed": sum(record.outcome == "failed" for record in records),
+        "prompt_tokens_mean": statistics.fmean(record.prompt_tokens for record in records),
+        "ttft_ms": _spread([one.ttft for one in served]),
+        "tpot_ms": _spread([one.tpot for one in served]),
+        "gap_p99_ms": _spread([one.gap_p99 for one in served]),
+        "queue_ms": _spread([one.queue_seconds for one in served]),
+        "prefill_ms": _spread([one.prefill_seconds for one in served]),
+        "commit_len": statistics.fmean(commits) if commits else None,
+    }
+
+
+def _phase(phase: Phase, index: int, records: Sequence[Record], slo: Slo) -> dict[str, Any]:
+    own = [record for record in records if record.phase == index]
+    first = [record for record in own if record.attempt == 1]
+    good = [record for record in own if slo.met_by(record)]
+    return {
+        "name": phase.name,
+        "seconds": phase.seconds,
+        "offered_per_second": len(first) / phase.seconds,
+        "offered_tokens_per_second": sum(one.prompt_tokens for one in first) / phase.seconds,
+        "goodput_per_second": len(good) / phase.seconds,
+        "goodput_prompt_tokens_per_second": sum(one.prompt_tokens for one in good) / phase.seconds,
+        "goodput_completion_tokens_per_second": sum(one.completion_tokens or 0 for one in good)
+        / phase.seconds,
+        "refusals": _reasons(own, "refused"),
+        "failures": _reasons(own, "failed"),
+        "retry_after": _promised(own),
+        **_group(own or [_nothing(index)]),
+        "requests": len(own),
+    }
+
+
+def _nothing(phase: int) -> Record:
+    return Record(
+        arrival=0,
+        phase=phase,
+        turn=1,
+        attempt=1,
+        text="",
+        prompt_tokens=0,
+        max_tokens=0,
+        document=None,
+        sent=0.0,
+        late=0.0,
+        outcome="none",
+    )
+
+
+def _reasons(records: Iterable[Record], outcome: str) -> dict[str, int]:
+    counts = Counter(record.reason or "unknown" for record in records if record.outcome == outcome)
+    return dict(counts.most_common())
+
+
+def _promised(records: Sequence[Record]) -> dict[str, Any]:
+    saturated = [one for one in records if one.outcome == "refused" and one.status in {429, 503}]
+    kept = promises(records)
+    errors = [promise.error for promise in kept]
+    return {
+        "refusals": len(saturated),
+        "without": sum(one.retry_after is None for one in saturated),
+        "told_seconds": _quantiles([promise.told for promise in kept]),
+        "true_seconds": _quantiles([promise.true for promise in kept]),
+        "checked": len(kept),
+        "median_error": statistics.median(errors) if errors else None,
+    }
+
+
+def _retried(records: Sequence[Record]) -> dict[str, int]:
+    """How requests fared that came again after a refusal, by their attempt."""
+    again = [record for record in records if record.attempt > 1]
+    return {
+        "attempts": len(again),
+        "served": sum(record.outcome == "ok" for record in again),
+        "refused": sum(record.outcome == "refused" for record in again),
+    }
+
+
+def _exact(records: Sequence[Record]) -> dict[str, int]:
+    told = [record for record in records if record.counted_tokens is not None]
+    wrong = sum(record.counted_tokens != record.prompt_tokens for record in told)
+    return {"told": len(told), "wrong": wrong}
+
+
+def _points(records: Sequence[Record]) -> list[list[Any]]:
+    """Tokens, milliseconds to the first and for each token, commit_len, kind of text."""
+    served = [record for record in records if record.outcome == "ok" and record.ttft is not None]
+    every = max(1, math.ceil(len(served) / _POINTS))
+    return [
+        [one.prompt_tokens, _ms(one.ttft), _ms(one.tpot), one.commit_len, one.text]
+        for one in served[::every]
+    ]
+
+
+def _spread(seconds: Sequence[float | None]) -> dict[str, float] | None:
+    return _quantiles([value * 1e3 for value in seconds if value is not None])
+
+
+def _quantiles(values: Sequence[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    points = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+    found = {name: _quantile(values, at) for name, at in points.items()}
+    return {"mean": statistics.fmean(values), **{k: v for k, v in found.items() if v is not None}}
+
+
+def _quantile(values: Sequence[float], share: float) -> float | None:
+    """Linear between the values next to it."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    at = share * (len(ordered) - 1)
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 3)

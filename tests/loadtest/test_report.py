@@ -1,0 +1,174 @@
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from longleaf_load.__main__ import main
+from longleaf_load.arrivals import Phase
+from longleaf_load.lengths import PlanError
+from longleaf_load.promises import promises
+from longleaf_load.records import Record, read_records, write_records
+from longleaf_load.report import compare_page, page
+from longleaf_load.slo import Slo, parse_slo
+from longleaf_load.summary import summarize
+
+PHASES = [Phase("1x", 10.0, 1.0, 1.0), Phase("2x", 10.0, 2.0, 2.0)]
+
+
+def record(number: int = 0, **values: Any) -> Record:
+    tokens = values.get("prompt_tokens", 1000)
+    fields: dict[str, Any] = {
+        "arrival": number,
+        "phase": 0,
+        "turn": 1,
+        "attempt": 1,
+        "text": "code",
+        "prompt_tokens": tokens,
+        "max_tokens": 10,
+        "document": None,
+        "sent": float(number),
+        "late": 0.0,
+        "outcome": "ok",
+        "status": 200,
+        "ttft": 0.5,
+        "tpot": 0.02,
+        "gap_p99": 0.05,
+        "seconds": 1.0,
+        "commit_len": 3.0,
+        "counted_tokens": tokens,
+        "completion_tokens": 10,
+        "prefill_seconds": 0.4,
+    }
+    return Record(**{**fields, **values})
+
+
+def refused(number: int, told: float | None, **values: Any) -> Record:
+    fields = {"ttft": None, "tpot": None, "seconds": 0.0, "counted_tokens": None, **values}
+    return record(number, outcome="refused", status=429, reason="rate_limit_exceeded",
+                  retry_after=told, commit_len=None, **fields)  # fmt: skip
+
+
+def test_a_promise_is_held_against_the_next_one_that_was_let_in() -> None:
+    records = [
+        refused(10, told=4.0),
+        record(11, ttft=5.4),  # starts at 16: six seconds after the refusal
+        refused(20, told=3.0, prompt_tokens=50_000),
+        record(21, ttft=0.4),  # a short one: says nothing about long ones
+        record(22, ttft=2.4, prompt_tokens=60_000),
+        refused(30, told=9.0),  # nobody after it
+    ]
+    kept = promises(records)
+    assert [one.told for one in kept] == [4.0, 3.0]
+    assert [one.true for one in kept] == pytest.approx([6.0, 4.0])
+    assert kept[0].error == pytest.approx(1 / 3)
+    report = summarize(records, PHASES, Slo(), {})
+    assert report["retry_after"]["checked"] == 2
+    assert report["retry_after"]["median_error"] == pytest.approx((1 / 3 + 1 / 4) / 2)
+    assert report["retry_after"]["without"] == 0
+
+
+@pytest.mark.parametrize(
+    ("slo", "met"),
+    [
+        (Slo(), True),
+        (Slo(ttft_ms=499), False),
+        (Slo(ttft_ms=300, ttft_ms_per_1k=200), True),
+        (Slo(tpot_ms=19), False),
+        (Slo(gap_p99_ms=49), False),
+        (Slo(ttft_ms=500, tpot_ms=20, gap_p99_ms=50), True),
+    ],
+)
+def test_objectives(slo: Slo, met: bool) -> None:
+    assert slo.met_by(record()) is met
+    assert not slo.met_by(refused(1, 1.0))
+
+
+def test_objectives_are_read() -> None:
+    assert parse_slo(["ttft_ms=2000", "tpot_ms=50", "share=0.9"]) == Slo(
+        ttft_ms=2000, tpot_ms=50, share=0.9
+    )
+    for wrong, message in (
+        ("ttft=3", "is not one of ttft_ms"),
+        ("ttft_ms=x", "ttft_ms must be a number"),
+        ("share=2", "share must be above 0 and at most 1"),
+    ):
+        with pytest.raises(PlanError, match=message):
+            parse_slo([wrong])
+
+
+def some() -> dict[str, Any]:
+    records = [record(n, prompt_tokens=1000 + 2000 * (n % 2)) for n in range(8)]
+    records += [record(8, phase=1, ttft=9.0), refused(9, 2.0, phase=1), refused(9, None, phase=1)]
+    failed = record(11, phase=1, outcome="failed", reason="timeout", counted_tokens=999)
+    records += [record(10, phase=1, outcome="cancelled"), failed]
+    return summarize(records, PHASES, Slo(ttft_ms=1000, share=0.7), {"plan": "p", "date": "d"})
+
+
+def test_a_summary_counts() -> None:
+    report = some()
+    assert report["outcomes"] == {"ok": 9, "refused": 2, "cancelled": 1, "failed": 1}
+    assert report["slo"]["met"] == pytest.approx(8 / 12)
+    assert not report["slo"]["passed"]
+    assert report["refusals"] == {"rate_limit_exceeded": 2}
+    assert report["failures"] == {"timeout": 1}
+    assert report["retry_after"]["without"] == 1
+    assert report["exact_prompts"] == {"told": 11, "wrong": 1}
+    assert list(report["contexts"]) == ["1k", "4k"]
+    assert report["contexts"]["4k"]["requests"] == 4
+    assert report["contexts"]["1k"]["ttft_ms"]["p50"] == 500
+    first, second = report["phases"]
+    assert (first["offered_per_second"], first["goodput_per_second"]) == (0.8, 0.8)
+    assert (second["offered_per_second"], second["goodput_per_second"]) == (0.5, 0.0)
+    assert second["refusals"] == {"rate_limit_exceeded": 2}
+
+
+@pytest.mark.parametrize("make", [lambda: page(some()), lambda: compare_page(some(), some())])
+def test_the_page_stands_alone(make: Any) -> None:
+    text = make()
+    assert "http" not in text.replace("http://www.w3.org", "")
+    assert "<script" not in text
+    assert text.count("<svg") >= 4
+    for svg in text.split("<svg")[1:]:
+        ElementTree.fromstring("<svg" + svg.split("</svg>")[0] + "</svg>")
+
+
+def test_a_simulated_run_says_so() -> None:
+    report = summarize([record(fingerprint="simulated:h200:x4")], PHASES, Slo(), {"plan": "p"})
+    assert report["simulated"] == ["simulated:h200:x4"]
+    assert "The engine was <b>simulated</b> (simulated:h200:x4)" in page(report)
+    assert "simulated" not in page(some())
+
+
+def test_records_are_kept_without_answers(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    write_records(path, [record(3, answer="secret")])
+    assert "secret" not in path.read_text()
+    assert list(read_records(path)) == [record(3)]
+
+
+def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = some(), some()
+    other["contexts"]["1k"]["ttft_ms"]["p50"] = 750.0
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path, report in zip(paths, (one, other), strict=True):
+        path.write_text(json.dumps(report))
+    assert main(["--compare", *map(str, paths), "--out", str(tmp_path)]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if "ttft_ms" in line)
+    assert line.split() == ["1k", "ttft_ms", "p50", "500", "750", "1.500"]
+    assert (tmp_path / "compare.html").read_text().count("<svg") == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [([], "--url is missing"), (["--url", "http://x", "--workers", "0"], "--workers must be"),
+     (["--compare", "a.json", "b.json"], "a.json is no report")],
+)  # fmt: skip
+def test_wrong_arguments_are_named(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err

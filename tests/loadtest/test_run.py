@@ -1,0 +1,147 @@
+"""The whole of it: simulated replicas, a gateway, Locust in the load tests' own environment."""
+
+import csv
+import json
+import os
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longleaf.embedded.load import DEFAULT_MODELS
+from longleaf_load.records import Record, read_records
+from longleaf_load.stream import Client
+from tests.gateway.running import running_gateway
+from tests.simulate.conftest import simulated
+
+pytestmark = pytest.mark.anyio
+ROOT = Path(__file__).resolve().parents[2]
+LOCUST = ROOT / ".venv-loadtest" / "bin" / "python"
+PLAN = """
+seed = 3
+[[phase]]
+name = "steady"
+seconds = 4
+rate = 6.0
+[[phase]]
+name = "flood"
+seconds = 3
+rate = 40.0
+[prompts]
+length = "log_uniform 100 3k"
+longest = "8k"
+[answers]
+max_tokens = "uniform 8 24"
+[documents]
+count = 2
+length = "2k"
+share = 0.2
+[turns]
+count = 2
+think_seconds = 0.1
+[cancel]
+share = 0.1
+"""
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def gateway() -> AsyncIterator[Any]:
+    limits = ("--speed", "20", "--max-running-requests", "2")
+    tokenizer = str(DEFAULT_MODELS / "tiny-target")
+    with simulated(*limits, replicas=2) as engines:
+        async with running_gateway(
+            *engines.urls, ready=2, tokenizers=(tokenizer,), queue_size=3
+        ) as one:
+            yield one
+
+
+async def ask(url: str, leave_after: int | None = None, **fields: Any) -> Record:
+    import anyio.to_thread
+
+    body = {
+        "model": "longleaf-simulated",
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": 40,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **fields,
+    }
+    record = Record(
+        arrival=0, phase=0, turn=1, attempt=1, text="code", prompt_tokens=6, max_tokens=40,
+        document=None, sent=0.0, late=0.0,
+    )  # fmt: skip
+    client = Client(url, "chat", 30.0)
+    await anyio.to_thread.run_sync(client.ask, body, record, leave_after)
+    return record
+
+
+async def test_one_request_tells_all(gateway: Any) -> None:
+    record = await ask(gateway.url, metadata={"text": "code"})
+    assert (record.outcome, record.status, record.reason) == ("ok", 200, None)
+    assert (record.counted_tokens, record.completion_tokens) == (6, 40)
+    assert record.commit_len is not None
+    assert record.steps is not None
+    assert record.steps * record.commit_len == pytest.approx(39, abs=0.01)
+    assert record.fingerprint == "simulated:h200-ddtree:x20"
+    assert record.replica is not None
+    assert record.replica.startswith("http://127.0.0.1:")
+    assert record.ttft is not None
+    assert record.prefill_seconds is not None
+    assert 0.0 < record.prefill_seconds <= record.ttft
+    assert record.answer.startswith("This answer is simulated. ")
+    assert record.tpot is not None
+    assert record.seconds is not None
+    assert record.ttft + 39 * record.tpot <= record.seconds
+
+
+async def test_clients_that_leave_and_requests_that_are_refused(gateway: Any) -> None:
+    assert (await ask(gateway.url, leave_after=2)).outcome == "cancelled"
+    assert (await ask(gateway.url, leave_after=0)).reason == "before the first token"
+    refused = await ask(gateway.url, max_tokens=10**6)
+    assert (refused.outcome, refused.status) == ("refused", 400)
+    assert refused.reason == "context_length_exceeded"
+    gone = await ask("http://127.0.0.1:9")
+    assert (gone.outcome, gone.reason) == ("failed", "ConnectionRefusedError")
+
+
+@pytest.mark.skipif(not LOCUST.exists(), reason="needs Locust: make .venv-loadtest/.ready")
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_plan_from_beginning_to_end(gateway: Any, tmp_path: Path, workers: int) -> None:
+    import anyio
+
+    (tmp_path / "plan.toml").write_text(PLAN)
+    command = [str(LOCUST), "-m", "longleaf_load", "--url", gateway.url, "--workers", str(workers)]
+    command += ["--plan", str(tmp_path / "plan.toml"), "--out", str(tmp_path / "out")]
+    command += ["--slo", "ttft_ms=60000", "share=0.99"]
+    paths = f"{ROOT / 'loadtest'}{os.pathsep}{ROOT / 'service'}"
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = await anyio.run_process(command, check=False, env=environment, stderr=subprocess.STDOUT)
+    said = done.stdout.decode()
+    assert done.returncode == 1, said  # the flood is refused in part: the objective is missed
+    assert "s left, phase flood" in said
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    records = list(read_records(tmp_path / "out" / "records.jsonl"))
+    assert report["requests"] == len(records) > 100
+    seen = {(one.arrival, one.turn, one.attempt) for one in records}
+    assert len(seen) == len(records), "each arrival was made once, by one worker"
+    assert {one.outcome for one in records} == {"ok", "refused", "cancelled"}
+    assert report["exact_prompts"]["wrong"] == 0
+    assert report["exact_prompts"]["told"] > 50
+    assert report["retry_after"]["without"] == 0
+    assert report["simulated"] == ["simulated:h200-ddtree:x20"]
+    assert [phase["name"] for phase in report["phases"]] == ["steady", "flood"]
+    assert report["phases"][1]["refused"] > report["phases"][0]["refused"]
+    assert any(one.turn == 2 for one in records)
+    assert any(one.document is not None for one in records)
+    with (tmp_path / "out" / "locust_stats.csv").open() as file:
+        names = {(row["Type"], row["Name"]) for row in csv.DictReader(file)}
+    assert {("TTFT", "1k"), ("TPOT", "4k"), ("chat", "refused 4k")} <= names
+    assert "<svg" in (tmp_path / "out" / "report.html").read_text()
