@@ -9,11 +9,13 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("tests.engine.emulated")  # SGLang's stubs come before SGLang
 
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput  # noqa: E402
+from sglang.srt.managers.cache_controller import LayerDoneCounter  # noqa: E402
 from sglang.srt.model_executor.forward_batch_info import (  # noqa: E402
     CaptureHiddenMode,
     ForwardBatch,
     ForwardMode,
 )
+from sglang.srt.utils.device_timer import DeviceTimer, device_timer_ctx  # noqa: E402
 
 from longleaf.engine.short_extend import ShortExtends, chain_rows  # noqa: E402
 from longleaf.engine.widths import VerifyRunner, VerifyRunners  # noqa: E402
@@ -72,7 +74,11 @@ def world(widths: tuple[int, ...] = (1, 4, 8)) -> Any:
             table[row, at] = next(free)
     for row, prompt, prefix in zip(pool_rows, PROMPTS, PREFIXES, strict=True):
         cache[table[row, :prefix]] = torch.tensor(prompt[:prefix], dtype=torch.int64)
-    runner: Any = SimpleNamespace(war_fastpath_read_done_event="an event of before")
+    runner: Any = SimpleNamespace(
+        war_fastpath_read_done_event="an event of before",
+        device_timer=None,
+        token_to_kv_pool=SimpleNamespace(layer_transfer_counter=None),
+    )
     runners = VerifyRunners(runner)
     graphs = {width: IntegerGraphs(width, cache, table) for width in widths}
     runners._runners = {width: VerifyRunner(f"backend {width}", graphs[width]) for width in widths}
@@ -150,6 +156,63 @@ def test_a_batch_larger_than_any_graph_stays_with_sglang() -> None:
     for graphs in made.graphs.values():
         graphs.max_bs = 2
     assert not made.extends.can_run_graph(made.batch)
+
+
+def test_a_batch_of_mostly_padding_stays_with_sglang() -> None:
+    made = world((8, 64))
+    made.batch.extend_seq_lens_cpu = [33, 1, 1]
+    made.batch.input_ids = torch.zeros(35, dtype=torch.int64)
+    assert not made.extends.can_run_graph(made.batch)  # 192 rows for 35 tokens
+    made.batch.extend_seq_lens_cpu = [33, 1, 15]
+    made.batch.input_ids = torch.zeros(49, dtype=torch.int64)
+    assert made.extends.can_run_graph(made.batch)
+
+
+class OtherCounter:
+    """Like LMCache's: it loads a layer when it is waited for, and does not say whether it will."""
+
+    def wait_until(self, threshold: int) -> None:
+        del threshold
+
+
+def test_a_prefix_that_layers_load_stays_with_sglang() -> None:
+    made = world()
+    counter = object.__new__(LayerDoneCounter)
+    made.runner.token_to_kv_pool.layer_transfer_counter = counter
+    for consumer, runs in ((0, False), (2, False), (-1, True)):
+        counter.set_consumer(consumer)
+        assert made.extends.can_run_graph(made.batch) is runs
+    made.runner.token_to_kv_pool.layer_transfer_counter = OtherCounter()
+    assert not made.extends.can_run_graph(made.batch)
+
+
+class Event:
+    """CUDA's, without CUDA."""
+
+    def __init__(self, **_: Any) -> None: ...
+
+    def record(self) -> None: ...
+
+    def query(self) -> bool:
+        return False
+
+
+def test_sglangs_device_timer_runs_once_around_an_extend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    made = world()
+    timer = made.runner.device_timer = DeviceTimer(lambda **_: None)
+    graphs = made.graphs[4]
+    run = graphs.execute
+
+    def timed(batch: Any) -> Any:
+        with device_timer_ctx(made.runner.device_timer, "target_verify"):
+            return run(batch)
+
+    graphs.execute = timed
+    with device_timer_ctx(made.runner.device_timer, "extend"):
+        made.extends.execute(made.batch)
+    assert graphs.runs == 1
+    assert made.runner.device_timer is timer
 
 
 def test_rows_of_a_layout() -> None:

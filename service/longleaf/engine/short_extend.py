@@ -6,7 +6,8 @@ cached prefix, each seeing those before it. Its graph is one launch. What follow
 conversation, the last piece of a chunked prefill and a short prompt all come this way.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,10 @@ from longleaf.engine.widths import VerifyRunners
 
 PADDING_SLOT = 0
 """SGLang keeps this slot of its pools for rows that nobody reads."""
+FREE_ROWS = 64
+MOST_ROWS_A_TOKEN = 4
+"""A chain is padded to its width. Up to FREE_ROWS rows that costs less than the host's launches; a
+batch of more may have so many rows for each new token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +87,11 @@ class ShortExtends:
             forward_batch.global_num_tokens_cpu is not None,  # data parallel: other ranks join in
             forward_batch.input_ids.shape[0] != sum(lengths),
         )
-        if any(asked):
+        if any(asked) or self._prefix_is_loading():
             return False
-        return self._runners.holding(max(lengths), len(lengths)) is not None
+        width = self._runners.holding(max(lengths), len(lengths))
+        most = max(FREE_ROWS, MOST_ROWS_A_TOKEN * sum(lengths))
+        return width is not None and width * len(lengths) <= most
 
     def execute(self, forward_batch: Any, **kwargs: Any) -> LogitsProcessorOutput:
         """Run the extend; logits [batch, vocabulary], tapped hidden states [tokens, width]."""
@@ -95,13 +102,32 @@ class ShortExtends:
         rows = chain_rows(lengths, width, forward_batch.input_ids.device)
         self._runners.activate(width)
         runner = self._model_runner
-        output = runner.decode_cuda_graph_runner.execute(_chain(forward_batch, rows, width))
+        with _untimed(runner):
+            output = runner.decode_cuda_graph_runner.execute(_chain(forward_batch, rows, width))
         # It says when a step has read the request table, which an extend's owner does not ask.
         runner.war_fastpath_read_done_event = None
         return LogitsProcessorOutput(
             next_token_logits=output.next_token_logits.index_select(0, rows.last),
             hidden_states=output.hidden_states.index_select(0, rows.tokens),
         )
+
+    def _prefix_is_loading(self) -> bool:
+        """Whether a cache below the pool loads prefixes layer by layer, as layers ask for them.
+
+        SGLang's counter says whether this batch loads; others (LMCache's) do not, and may.
+        """
+        counter = getattr(self._model_runner.token_to_kv_pool, "layer_transfer_counter", None)
+        return counter is not None and getattr(counter, "consumer_index", 0) >= 0
+
+
+@contextmanager
+def _untimed(runner: Any) -> Iterator[None]:
+    """Keep SGLang's device timer, which runs around the extend already, from starting again."""
+    timer, runner.device_timer = runner.device_timer, None
+    try:
+        yield
+    finally:
+        runner.device_timer = timer
 
 
 def _chain(forward_batch: Any, rows: ChainRows, width: int) -> Any:
