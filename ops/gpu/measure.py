@@ -136,7 +136,9 @@ def part_ours(record: Record) -> None:
     """DDTREE at nine nodes, and decoding without speculation, on longleaf_mla."""
     ddtree = long(Method.DDTREE, "ddtree-9", (BENCH_NODES,))
     specs = [
-        ddtree.variant("ddtree-9", engine={"sample_phases": 1}),
+        ddtree.variant("ddtree-9", engine={"sample_phases": 64}),
+        # A profile sees every step, so the metrics beside it must.
+        ddtree.variant("ddtree-9-phases", engine={"sample_phases": 1}, pool_tokens=80_000),
         long(Method.OURS_PLAIN, "ours-plain").variant("ours-plain", pool_tokens=80_000),
     ]
     with serve(specs, LOGS) as servers:
@@ -144,7 +146,7 @@ def part_ours(record: Record) -> None:
         measure_steps(record, client, "ddtree-9", OUR_CONTEXTS, 192)
         measure_extend(record, client, "ddtree-9", 32 * K, 9)
         measure_steps(record, servers["ours-plain"].client, "ours-plain", (K, 64 * K), 96)
-        measure_profile(record, client, "ddtree-9", 64 * K)
+        measure_profile(record, servers["ddtree-9-phases"].client, "ddtree-9", 64 * K)
 
 
 def part_widths(record: Record) -> None:

@@ -1,10 +1,11 @@
 """Rows and plot of what `ops.gpu.measure` wrote.
 
-``python -m ops.gpu.report FILE``: writes ops/results/engine-h200.json and the plot beside it.
+``python -m ops.gpu.report FILE …``: writes ops/results/engine-h200.json and the plot beside it.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -116,12 +117,10 @@ def extend_rows(measured: Measured) -> Iterator[Row]:
                 yield time_row(row, entry)
         absorbed = times["absorbed"]
         others = [found for name, found in times.items() if name != "absorbed"]
-        best = [
-            new
-            for new in lengths
-            if new in absorbed
-            and all(absorbed[new]["ms"] < found[new]["ms"] for found in others if new in found)
-        ]
+        tried = [new for new in lengths if all(new in found for found in times.values())]
+        wins = [all(absorbed[new]["ms"] < found[new]["ms"] for found in others) for new in tried]
+        unbroken = takewhile(bool, wins)
+        best = [new for new, _ in zip(tried, unbroken, strict=False)]
         if absorbed:
             row = f"extend_{name_of(prefix)}_absorbed_wins_to"
             yield Row(row, max(best, default=0), "tokens", n=len(absorbed))
@@ -218,6 +217,15 @@ def rows_of(document: dict[str, Any]) -> list[Row]:
     ]
 
 
+def merged(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Put runs of single parts together; of a thing measured in several, the last counts."""
+    found: dict[str, Any] = {}
+    for document in documents:
+        for name, value in document.items():
+            found[name] = found.get(name, []) + value if isinstance(value, list) else value
+    return found
+
+
 def write_rows(
     bench: str, command: str, rows: Sequence[Row], document: dict[str, Any], commit: str | None
 ) -> Path:
@@ -235,12 +243,14 @@ def write_rows(
 
 
 @click.command()
-@click.argument("measurements", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument(
+    "measurements", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True)
+)
 @click.option("--commit", help="What was measured, where it is not this checkout.")
 @click.option("--leaked", type=int, help="soak_leaked_tokens, as the soak test printed it.")
-def main(measurements: Path, commit: str | None, leaked: int | None) -> None:
-    """Write ops/results/engine-h200.json and engine-h200.svg."""
-    document = json.loads(measurements.read_text())
+def main(measurements: Sequence[Path], commit: str | None, leaked: int | None) -> None:
+    """Write ops/results/engine-h200.json and engine-h200.svg from one run's files, or several's."""
+    document = merged([json.loads(path.read_text()) for path in measurements])
     if leaked is not None:
         document["soak_leaked_tokens"] = leaked
     rows = rows_of(document)

@@ -13,8 +13,10 @@ Parts, each written to the file as soon as it is known:
 """
 
 import json
+import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -138,7 +140,7 @@ def part_kill(record: Record, server: Server, gateway_port: int, before: Sequenc
         named = {pid: command_of(pid) for pid in processes}
         victim = server.rank_process(server.spec.tensor_parallel - 1)
         begin = time.monotonic()
-        subprocess.run(["kill", "-9", str(victim)], check=True)
+        os.kill(victim, signal.SIGKILL)
         status = server.wait_end(90)
         seconds = time.monotonic() - begin
         for stream in streams:

@@ -14,7 +14,7 @@ from ops.gpu.models import DummyDrafter, DummyTarget, stretch_tiny_pair
 from ops.gpu.pairs import tiny
 from ops.gpu.payload import LOCK, wanted
 from ops.gpu.plot import context_of, curves, floor, name_of, step_time_plot
-from ops.gpu.report import rows_of
+from ops.gpu.report import merged, rows_of
 from ops.gpu.servers import Method
 from ops.gpu.shares import shares
 from ops.gpu.timing import random_prompt, step_timing
@@ -145,6 +145,29 @@ def test_rows_say_up_to_where_absorbed_extends_win_and_what_a_profile_found() ->
     )
     assert rows["phases_metrics_vs_profiler"].met
     assert rows["host_64k_kernels"].value == 60.0
+
+
+def test_absorbed_extends_win_only_as_far_as_they_do_without_a_break() -> None:
+    spread = {"context": 32_768, "spread": [1.0, 2.0], "n": 4}
+    times = {16: (5.0, 8.0), 64: (9.0, 8.5), 128: (5.0, 8.0)}
+    extends = [
+        {"server": f"extend-{name}", "new": new, "ms": ms, **spread}
+        for new, pair in times.items()
+        for name, ms in zip(("absorbed", "up-torch"), pair, strict=True)
+    ]
+    rows = {row.name: row for row in rows_of({"extends": extends})}
+    assert rows["extend_32k_absorbed_wins_to"].value == 16
+
+
+def test_runs_of_single_parts_are_put_together() -> None:
+    step = {"server": "ddtree-9", "context": 1024, "ms": 6.0, "spread": [5.0, 7.0], "steps": 9}
+    first = {"machine": {"gpu": "a"}, "steps": [step, step | {"context": 8192}]}
+    second = {"machine": {"gpu": "b"}, "steps": [step | {"ms": 5.0}], "soak_leaked_tokens": 0}
+    rows = {row.name: row.value for row in rows_of(merged([first, second]))}
+    assert rows["ddtree_step_ms_1k"] == 5.0
+    assert rows["ddtree_step_ms_8k"] == 6.0
+    assert rows["soak_leaked_tokens"] == 0
+    assert merged([first, second])["machine"] == {"gpu": "b"}
 
 
 def test_the_plot_draws_measured_rows() -> None:
