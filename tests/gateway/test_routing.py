@@ -198,6 +198,24 @@ async def test_expected_cost_avoids_the_replica_whose_steps_are_slow() -> None:
     assert routing.choose([slow, fast], demand()) is slow
 
 
+async def test_among_many_the_cheapest_is_found_and_equals_take_turns() -> None:
+    routing, replicas = Routing("expected_cost", 1 << 20), [replica(n) for n in range(40)]
+    chosen = []
+    for _ in range(80):
+        chosen.append(routing.choose(replicas, demand()))
+        routing.placed(chosen[-1], demand())
+    assert [chosen.count(one) for one in replicas] == [2] * 40
+    for number, one in enumerate(replicas):
+        if number != 23:
+            one.budget.reserve(Need(5_000, 5_000, 5_000))
+    asked = demand(LONG, 20_000)
+    for _ in range(3):
+        assert routing.choose(replicas, asked) is replicas[23]
+        routing.placed(replicas[23], demand())  # whose turn it is makes no difference
+    routing.placed(replicas[7], asked)
+    assert routing.choose(replicas, asked) is replicas[7]  # 5,000 before it, but it has the prompt
+
+
 async def test_conversations_stay_where_they_are_and_spread() -> None:
     async with gateway_over(
         *[answer_captured_chat] * 3, routing="expected_cost", max_prefill_tokens=10**6

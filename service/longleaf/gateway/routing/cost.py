@@ -36,6 +36,15 @@ def expected_costs(
     ]
 
 
+def prefill_tokens(replica: Replica, cached: float, demand: Demand) -> float:
+    """Prompt tokens to compute on ``replica`` until the request has its first token."""
+    return replica.budget.prefill_tokens + _prompt_tokens(demand) * (1.0 - cached)
+
+
+def _prompt_tokens(demand: Demand) -> float:
+    return demand.size if demand.prompt_tokens is not None else demand.size * _TOKENS_PER_BYTE
+
+
 def _cost(
     replica: Replica,
     cached: float,
@@ -44,8 +53,8 @@ def _cost(
     token_seconds: Callable[[float, float], float],
 ) -> float:
     budget = replica.budget
-    prompt = demand.size if demand.prompt_tokens is not None else demand.size * _TOKENS_PER_BYTE
-    prefill = (budget.prefill_tokens + prompt * (1.0 - cached)) / rate
+    prompt = _prompt_tokens(demand)
+    prefill = prefill_tokens(replica, cached, demand) / rate
     tokens = min(demand.max_tokens or _EXPECTED_TOKENS, _EXPECTED_TOKENS)
     context, batch, more = budget.context, budget.batch, demand.sequences
     after = token_seconds(context + prompt * more, batch + more)

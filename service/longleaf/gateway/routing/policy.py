@@ -1,5 +1,6 @@
 """Routing policies: pick one of the replicas that have room for a request."""
 
+import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -7,11 +8,14 @@ from typing import Protocol
 from longleaf.gateway.admission.demand import Demand
 from longleaf.gateway.config import RoutingPolicyName
 from longleaf.gateway.replicas.replica import Replica
-from longleaf.gateway.routing.cost import expected_costs
+from longleaf.gateway.routing.cost import expected_costs, prefill_tokens
 from longleaf.gateway.routing.prefix import PrefixIndex
 
 _EQUAL = 1.02
 _EQUAL_SECONDS = 0.001
+_COMPARED = 8
+"""Replicas whose costs are compared: those with the least prefill ahead, which are the cheapest but
+for details. Of hundreds, to compute them all would be most of the work that a request makes."""
 _LEAST_SHARE = 0.25
 _MOST_MORE = 8
 """Requests by which a replica with the prefix may be busier than the least busy one."""
@@ -34,6 +38,11 @@ class Turns:
     def pick(self, equals: Sequence[Replica]) -> Replica:
         """One of ``equals``: another after each ``next``."""
         return equals[self._number % len(equals)]
+
+    def turned(self, candidates: Sequence[Replica]) -> Sequence[Replica]:
+        """All of them, from the one whose turn it is."""
+        first = self._number % len(candidates)
+        return [*candidates[first:], *candidates[:first]]
 
     def next(self) -> None:
         """A request was placed."""
@@ -92,9 +101,17 @@ class ExpectedCost:
         """The cheapest one; equals take turns."""
         if len(candidates) == 1:
             return candidates[0]
-        shares = [self._index.share(one, demand.prefix) for one in candidates]
-        costs = expected_costs(candidates, shares, demand)
-        return self._turns.pick(_lowest(candidates, costs))
+        shares = {one: self._index.share(one, demand.prefix) for one in candidates}
+
+        def ahead(one: Replica) -> tuple[float, int]:
+            return prefill_tokens(one, shares[one], demand), one.budget.batch
+
+        many = len(candidates) > _COMPARED
+        if many:
+            candidates = heapq.nsmallest(_COMPARED, self._turns.turned(candidates), ahead)
+        costs = expected_costs(candidates, [shares[one] for one in candidates], demand)
+        equals = _lowest(candidates, costs)
+        return equals[0] if many else self._turns.pick(equals)
 
 
 class Routing:
