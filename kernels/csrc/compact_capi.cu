@@ -6,16 +6,18 @@
 #include "longleaf/launch.cuh"
 
 int longleaf_compact_kv(const longleaf_compact_kv_args* args, void* stream) {
+  if (!args) return LONGLEAF_BAD_ARGUMENT;
   const bool sizes = args->pool_count > 0 && args->pool_count <= longleaf::kMaxPools &&
                      args->row_bytes > 0 && args->row_bytes % 16 == 0 &&
                      args->row_stride >= args->row_bytes && args->row_stride % 16 == 0 &&
                      args->batch >= 0 && args->nodes > 0 && args->max_path > 0;
   if (!sizes) return LONGLEAF_BAD_ARGUMENT;
   if (args->batch == 0) return LONGLEAF_OK;
+  if (!args->pools || !args->slots || !args->path || !args->path_len) return LONGLEAF_BAD_ARGUMENT;
   longleaf::CompactParams params{};
   for (int i = 0; i < args->pool_count; ++i) {
     params.pools[i] = static_cast<char*>(args->pools[i]);
-    if (reinterpret_cast<uintptr_t>(params.pools[i]) % 16 != 0) return LONGLEAF_BAD_ARGUMENT;
+    if (!params.pools[i] || reinterpret_cast<uintptr_t>(params.pools[i]) % 16 != 0) return LONGLEAF_BAD_ARGUMENT;
   }
   params.row_stride = args->row_stride;
   params.row_vectors = args->row_bytes / 16;

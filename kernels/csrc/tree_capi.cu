@@ -27,8 +27,15 @@ bool takes_marginals(int batch, int depth, int vocabulary, int width) {
 }
 
 bool takes_walk(const longleaf_walk& walk) {
-  return walk.batch >= 0 && walk.batch <= kMaxBatch && walk.nodes > 0 &&
-         walk.nodes <= longleaf::kMaxNodes && walk.max_path > 0;
+  const bool sizes = walk.batch >= 0 && walk.batch <= kMaxBatch && walk.nodes > 0 &&
+                     walk.nodes <= longleaf::kMaxNodes && walk.max_path > 0;
+  return sizes && (walk.batch == 0 || (walk.tokens && walk.parents && walk.path && walk.path_len &&
+                                       walk.bonus));
+}
+
+bool takes_output(const longleaf_tree_output& output) {
+  return output.tokens && output.parents && output.depths && output.visible && output.positions &&
+         output.log_probs && output.count;
 }
 
 size_t element_bytes(int logits_type) { return logits_type == LONGLEAF_FLOAT32 ? 4 : 2; }
@@ -58,6 +65,7 @@ size_t longleaf_build_tree_workspace(int batch, int depth, int vocabulary, int w
 }
 
 int longleaf_build_tree(const longleaf_build_tree_args* args, void* stream) {
+  if (!args) return LONGLEAF_BAD_ARGUMENT;
   const size_t needed =
       longleaf_build_tree_workspace(args->batch, args->depth, args->vocabulary, args->width);
   const bool grows = args->budget >= 0;
@@ -69,6 +77,11 @@ int longleaf_build_tree(const longleaf_build_tree_args* args, void* stream) {
     return LONGLEAF_BAD_ARGUMENT;
   }
   if (args->batch == 0) return LONGLEAF_OK;
+  if (!args->logits || !args->workspace || !args->top_tokens || !args->top_log_probs ||
+      !args->log_sum_exp ||
+      (grows && (!args->root_tokens || !takes_output(args->output)))) {
+    return LONGLEAF_BAD_ARGUMENT;
+  }
   char* workspace = static_cast<char*>(args->workspace);
   longleaf::BuildTreeParams p{};
   p.logits = args->logits;
@@ -104,11 +117,14 @@ int longleaf_build_tree(const longleaf_build_tree_args* args, void* stream) {
 }
 
 int longleaf_expand_tree(const longleaf_expand_tree_args* args, void* stream) {
-  if (args->batch < 0 || args->depth <= 0 || args->depth > longleaf::kMaxTreeDepth ||
+  if (!args || args->batch < 0 || args->batch > kMaxBatch || args->depth <= 0 || args->depth > longleaf::kMaxTreeDepth ||
       args->width <= 0 || args->budget < 0 || args->budget > longleaf::kMaxBudget) {
     return LONGLEAF_BAD_ARGUMENT;
   }
   if (args->batch == 0) return LONGLEAF_OK;
+  if (!args->tokens || !args->log_probs || !args->root_tokens || !takes_output(args->output)) {
+    return LONGLEAF_BAD_ARGUMENT;
+  }
   longleaf::ExpandTreeParams p{};
   p.tokens = args->tokens;
   p.log_probs = args->log_probs;
@@ -127,8 +143,9 @@ int longleaf_expand_tree(const longleaf_expand_tree_args* args, void* stream) {
 
 int longleaf_accept_greedy(const longleaf_walk* walk, const int64_t* target_tokens,
                            void* stream) {
-  if (!takes_walk(*walk)) return LONGLEAF_BAD_ARGUMENT;
+  if (!walk || !takes_walk(*walk)) return LONGLEAF_BAD_ARGUMENT;
   if (walk->batch == 0) return LONGLEAF_OK;
+  if (!target_tokens) return LONGLEAF_BAD_ARGUMENT;
   const longleaf::TreeInput tree{walk->tokens, walk->parents, walk->nodes};
   LONGLEAF_LAUNCH(longleaf::accept_greedy_kernel, dim3(walk->batch), 32,
                   static_cast<cudaStream_t>(stream), tree, target_tokens, walk_output(*walk));
@@ -141,6 +158,7 @@ size_t longleaf_accept_sampled_workspace(int batch, int nodes) {
 }
 
 int longleaf_accept_sampled(const longleaf_accept_sampled_args* args, void* stream) {
+  if (!args) return LONGLEAF_BAD_ARGUMENT;
   const longleaf_walk& walk = args->walk;
   const size_t needed = longleaf_accept_sampled_workspace(walk.batch, walk.nodes);
   const bool known_type =
@@ -150,6 +168,10 @@ int longleaf_accept_sampled(const longleaf_accept_sampled_args* args, void* stre
     return LONGLEAF_BAD_ARGUMENT;
   }
   if (walk.batch == 0) return LONGLEAF_OK;
+  if (!args->depths || !args->logits || !args->temperature || !args->top_p || !args->min_p ||
+      !args->top_k || !args->uniforms || !args->workspace) {
+    return LONGLEAF_BAD_ARGUMENT;
+  }
   char* workspace = static_cast<char*>(args->workspace);
   longleaf::AcceptSampledParams p{};
   p.tree = {walk.tokens, walk.parents, walk.nodes};

@@ -116,7 +116,8 @@ bool valid(const longleaf_verify_mla_args& a) {
   return pointers && sizes &&
          (a.page_size == 1 || a.page_size == 64) && a.row_groups >= 0 &&
          a.row_groups <= kMaxRowGroups && a.gang >= 0 && a.min_tiles >= 0 && a.softmax_scale > 0 &&
-         std::isfinite(a.softmax_scale) && a.kv_scale > 0 && std::isfinite(a.kv_scale);
+         std::isfinite(a.softmax_scale) && a.kv_scale > 0 && std::isfinite(a.kv_scale) &&
+         (a.e4m3 || a.kv_scale == 1.f) && std::isfinite(a.softmax_scale * a.kv_scale * 1.4426950408889634f);
 }
 
 }  // namespace

@@ -154,9 +154,7 @@ def launch_accept_greedy(
     max_path: int,
 ) -> Accepted:
     """Check, allocate and launch on a given library."""
-    _check_trees(tokens, parents)
-    check_tensor("target_tokens", target_tokens, torch.int64, list(tokens.shape), tokens.device)
-    check_range("max_path", max_path, 1, MAX_NODES)
+    _check_greedy(tokens, parents, target_tokens, max_path)
     out = _empty(tokens, max_path)
     function = loaded.function(
         "longleaf_accept_greedy", ctypes.POINTER(_Walk), ctypes.c_void_p, ctypes.c_void_p
@@ -230,6 +228,12 @@ def _check_trees(tokens: Tensor, parents: Tensor) -> None:
     check_tensor("parents", parents, torch.int32, list(tokens.shape), tokens.device)
 
 
+def _check_greedy(tokens: Tensor, parents: Tensor, target_tokens: Tensor, max_path: int) -> None:
+    _check_trees(tokens, parents)
+    check_tensor("target_tokens", target_tokens, torch.int64, list(tokens.shape), tokens.device)
+    check_range("max_path", max_path, 1, MAX_NODES)
+
+
 def _check_sampled(
     tokens: Tensor,
     parents: Tensor,
@@ -279,6 +283,7 @@ def _accept_greedy(
 
 @_accept_greedy.register_fake
 def _(tokens: Tensor, parents: Tensor, target_tokens: Tensor, max_path: int) -> Accepted:
+    _check_greedy(tokens, parents, target_tokens, max_path)
     return _empty(tokens, max_path)
 
 
@@ -328,4 +333,6 @@ def _(
     workspace: Tensor,
     every_node: bool | None,
 ) -> Accepted:
+    sampling = SamplingTensors(temperature, top_p, top_k, min_p)
+    _check_sampled(tokens, parents, depths, logits, sampling, uniforms, workspace)
     return _empty(tokens, uniforms.shape[1])

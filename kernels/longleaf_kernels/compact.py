@@ -67,7 +67,10 @@ class CompactPlan:
             check_aligned(f"pools[{i}]", pool, ROW_ALIGNMENT)
         self._pools = tuple(pools)
         self._device = pools[0].device
-        self._pointers = (ctypes.c_void_p * len(pools))(*(pool.data_ptr() for pool in pools))
+        addresses = [pool.data_ptr() for pool in pools]
+        if len(set(addresses)) < len(addresses):
+            raise ValueError("pools must be distinct, got one twice")
+        self._pointers = (ctypes.c_void_p * len(pools))(*addresses)
 
     def __call__(self, slots: Tensor, path: Tensor, path_len: Tensor) -> None:
         """Move the accepted rows, as `compact_kv` does, on the current stream."""

@@ -1,5 +1,6 @@
 """The operators without a GPU: refused arguments, by name, and what they look like to a tracer."""
 
+import ctypes
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,9 +16,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import longleaf_kernels
 from longleaf_kernels import SamplingTensors
 from longleaf_kernels._library import BAD_ARGUMENT, KernelError, Library
-from longleaf_kernels._tree import launch_build_tree, launch_expand_tree, workspace_bytes
-from longleaf_kernels.accept import launch_accept_greedy, launch_accept_sampled
-from longleaf_kernels.compact import launch_compact_kv
+from longleaf_kernels._tree import (
+    _BuildTreeArgs,
+    _ExpandTreeArgs,
+    launch_build_tree,
+    launch_expand_tree,
+    workspace_bytes,
+)
+from longleaf_kernels.accept import (
+    _AcceptSampledArgs,
+    _Walk,
+    launch_accept_greedy,
+    launch_accept_sampled,
+)
+from longleaf_kernels.compact import CompactPlan, _CompactArgs, launch_compact_kv
 
 pytestmark = pytest.mark.torch
 
@@ -89,7 +101,7 @@ def sampled(**changed: object) -> object:
 
 def compact(**changed: object) -> object:
     arguments: dict[str, Any] = {
-        "pools": [zeros(20, 576, dtype=torch.bfloat16)] * 3,
+        "pools": [zeros(20, 576, dtype=torch.bfloat16) for _ in range(3)],
         "slots": integers(2, 9),
         "path": small(2, 8),
         "path_len": small(2),
@@ -203,6 +215,58 @@ def test_the_library_refuses_sizes_by_itself(emulated_library: Path) -> None:
         library.check(BAD_ARGUMENT, "accept")
 
 
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("longleaf_build_tree", (None, None)),
+        ("longleaf_expand_tree", (None, None)),
+        ("longleaf_accept_greedy", (None, None, None)),
+        ("longleaf_accept_sampled", (None, None)),
+        ("longleaf_compact_kv", (None, None)),
+    ],
+)
+def test_the_library_refuses_to_read_through_null(
+    emulated_library: Path, name: str, arguments: tuple[None, ...]
+) -> None:
+    function = Library(emulated_library).function(name, *(ctypes.c_void_p for _ in arguments))
+    assert function(*arguments) == BAD_ARGUMENT
+
+
+def test_the_library_refuses_arguments_whose_tensors_are_missing(emulated_library: Path) -> None:
+    library = Library(emulated_library)
+    sizes = {"batch": 1, "depth": 7, "width": 5, "budget": 4}
+    build = _BuildTreeArgs(**sizes, vocabulary=100, workspace_bytes=1 << 20, workspace=64)
+    walk = _Walk(batch=1, nodes=9, max_path=8)
+    sampled = _AcceptSampledArgs(walk=walk, vocabulary=100, workspace_bytes=1 << 20)
+    compact = _CompactArgs(pool_count=1, row_bytes=16, row_stride=16, batch=1, nodes=2, max_path=2)
+    for name, made in (
+        ("longleaf_build_tree", build),
+        ("longleaf_expand_tree", _ExpandTreeArgs(**sizes)),
+        ("longleaf_accept_sampled", sampled),
+        ("longleaf_compact_kv", compact),
+    ):
+        function = library.function(name, ctypes.c_void_p, ctypes.c_void_p)
+        assert function(ctypes.byref(made), None) == BAD_ARGUMENT, name
+        made_empty = made.walk if isinstance(made, _AcceptSampledArgs) else made
+        made_empty.batch = 0
+        assert function(ctypes.byref(made), None) == 0, name
+    expand = library.function("longleaf_expand_tree", ctypes.c_void_p, ctypes.c_void_p)
+    many = _ExpandTreeArgs(**sizes | {"batch": 257})
+    assert expand(ctypes.byref(many), None) == BAD_ARGUMENT
+
+
+def test_a_pool_is_compacted_once() -> None:
+    pool = zeros(20, 16)
+    with pytest.raises(ValueError, match="pools must be distinct"):
+        CompactPlan([pool, zeros(20, 16), pool])
+
+
+def sampling_of(batch: int) -> SamplingTensors:
+    return SamplingTensors(
+        temperature=zeros(batch), top_p=zeros(batch), top_k=small(batch), min_p=zeros(batch)
+    )
+
+
 @pytest.fixture
 def fake_gpu() -> Iterator[None]:
     with FakeTensorMode(), torch.device("cuda"):
@@ -235,7 +299,7 @@ def test_shapes_of_traced_trees() -> None:
         ((3,), torch.int32),
         ((3,), torch.int64),
     ]
-    sampling = SamplingTensors(*(torch.empty(3) for _ in range(4)))
+    sampling = sampling_of(3)
     drawn = longleaf_kernels.accept_sampled(
         trees.tokens,
         trees.parents,
@@ -292,6 +356,42 @@ def test_shapes_of_traced_trees() -> None:
                 [zeros(20, 8)], integers(2, 9), small(2, 10), small(2)
             ),
             "max_path must be in [1, 9], got 10",
+        ),
+        (
+            lambda: longleaf_kernels.accept_greedy(integers(2, 9), integers(2, 9), integers(2, 9)),
+            "parents must be int32, got int64",
+        ),
+        (
+            lambda: longleaf_kernels.accept_greedy(integers(2, 9), small(2, 9), integers(2, 9), 0),
+            "max_path must be in [1, 128], got 0",
+        ),
+        (
+            lambda: longleaf_kernels.accept_greedy(integers(2, 9), small(2, 9), integers(2, 8), 8),
+            "target_tokens must be [2, 9], got [2, 8]",
+        ),
+        (
+            lambda: longleaf_kernels.accept_sampled(
+                integers(2, 9),
+                small(2, 9),
+                small(2, 9),
+                zeros(2, 9, 50, dtype=torch.float16),
+                sampling_of(2),
+                zeros(2, 8, dtype=torch.float64),
+                some_bytes(),
+            ),
+            "logits must be float32 or bfloat16, got float16",
+        ),
+        (
+            lambda: longleaf_kernels.accept_sampled(
+                integers(2, 9),
+                small(2, 9),
+                small(2, 9),
+                zeros(2, 9, 50),
+                sampling_of(3),
+                zeros(2, 8, dtype=torch.float64),
+                some_bytes(),
+            ),
+            "temperature must be [2], got [3]",
         ),
     ],
 )
