@@ -1,5 +1,6 @@
 """DDTREE in SGLang's registry, its server arguments, and the refusal that a patch lifts."""
 
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,11 +10,13 @@ pytest.importorskip("torch")
 pytest.importorskip("tests.engine.emulated")  # SGLang's stubs come before SGLang
 
 from sglang.srt.arg_groups import speculative_hook
+from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative import dflash_utils, spec_registry
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import resolve_num_tokens_per_req
 
 from longleaf.engine import algorithm
+from longleaf.engine.drift import DriftError
 from longleaf.engine.options import EngineOptions
 from longleaf.engine.patches import check_patches, p010_allow_logprobs
 
@@ -71,6 +74,9 @@ def test_the_drafter_has_a_width_of_its_own(
 
 def arguments(**given: Any) -> Any:
     values = {
+        **{item.name: item.default for item in fields(ServerArgs)},
+        "attention_backend": "longleaf_mla",
+        "speculative_algorithm": "DDTREE",
         "device": "cuda",
         "pp_size": 1,
         "page_size": 1,
@@ -134,15 +140,16 @@ def test_the_drafters_block_is_read_where_none_is_given(
         ({"speculative_num_draft_tokens": 4}, "below the drafter's block"),
         ({"speculative_num_draft_tokens": 200}, "at most 128"),
         ({"page_size": 64}, "page-size 1"),
-        ({"pp_size": 2}, "pp_size"),
-        ({"enable_dp_attention": True}, "dp attention"),
+        ({"pp_size": 2}, "--pp-size is 2"),
+        ({"enable_dp_attention": True}, "--enable-dp-attention is True"),
+        ({"prefill_attention_backend": "triton"}, "--prefill-attention-backend is triton"),
         ({"speculative_draft_window_size": 8, "speculative_num_draft_tokens": 9}, "window"),
     ],
 )
 def test_what_cannot_run_is_refused_at_the_start(
     handle: Any, given: dict[str, Any], reason: str
 ) -> None:
-    with pytest.raises(ValueError, match=reason):
+    with pytest.raises((DriftError, ValueError), match=reason):
         handle(**given)
 
 

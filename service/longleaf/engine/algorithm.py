@@ -6,6 +6,8 @@ from typing import Any
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
+from longleaf.engine import switches
+from longleaf.engine.drift import DriftError
 from longleaf.engine.options import (
     ENGINE_VARIABLE,
     MAX_NODES,
@@ -13,8 +15,7 @@ from longleaf.engine.options import (
     engine_options,
 )
 
-NAME = "DDTREE"
-TARGET_BACKEND = "longleaf_mla"
+NAME = switches.ALGORITHM
 MAX_BLOCK = 16
 """The tree kernels take 15 drafted depths."""
 
@@ -77,23 +78,22 @@ class DDTreeAlgorithm(CustomSpecAlgo):
         return int(get_spec().speculative_dflash_block_size)
 
     def handle_server_args(self, server_args: Any) -> None:
-        """Fill in what DDTREE needs and refuse what it cannot do. Runs once, before any start."""
+        """Fill in what DDTREE needs and refuse what it cannot do. Runs once, before any start.
+
+        Raises DriftError or, where SGLang's own checks of DFLASH refuse, ValueError.
+        """
         from sglang.srt.arg_groups.speculative_hook import _handle_dflash
 
         if server_args.speculative_draft_model_path is None:
-            raise ValueError("DDTREE needs --speculative-draft-model-path")
-        if server_args.speculative_draft_attention_backend == TARGET_BACKEND:
-            raise ValueError(
-                f"{TARGET_BACKEND} serves the target alone: the drafter has no latent cache; "
-                "give --speculative-draft-attention-backend triton"
-            )
+            raise DriftError("DDTREE needs a drafter", "--speculative-draft-model-path DIRECTORY")
+        switches.refuse(server_args)
         given = server_args.speculative_dflash_block_size
         block = drafter_block(server_args) if given is None else int(given)
         options, widest = engine_options(), server_args.speculative_num_draft_tokens
         if widest is not None and widest < block and not options.nodes:
-            raise ValueError(
-                f"--speculative-num-draft-tokens {widest} is below the drafter's block of {block}; "
-                f"to verify fewer nodes set {ENGINE_VARIABLE}='{{\"nodes\": [{widest}]}}'"
+            raise DriftError(
+                f"--speculative-num-draft-tokens {widest} is below the drafter's block of {block}",
+                f"to verify fewer nodes, set {ENGINE_VARIABLE}='{{\"nodes\": [{widest}]}}'",
             )
         nodes = captured_nodes(options, widest)
         check_sizes(block, nodes, server_args.page_size)

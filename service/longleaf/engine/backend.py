@@ -22,6 +22,7 @@ from longleaf.engine.metadata import (
     plan_prefix,
     words,
 )
+from longleaf.engine.switches import BACKEND
 from longleaf_kernels.verify import (
     LATENT_DIM,
     MAX_HEADS,
@@ -31,7 +32,7 @@ from longleaf_kernels.verify import (
     verify_workspace,
 )
 
-NAME = "longleaf_mla"
+NAME = BACKEND
 POOL_TYPES = (torch.bfloat16, torch.float8_e4m3fn)
 
 

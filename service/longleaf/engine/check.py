@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from longleaf.engine import guard, model_check
+from longleaf.engine import guard, model_check, switches
 from longleaf.engine.drift import EXIT_CODE, GUARD_VARIABLE, DriftError
 from longleaf.engine.model_check import Arguments
-
-ALGORITHM = "DDTREE"
 
 
 def parse(argv: Sequence[str]) -> Any:
@@ -34,7 +32,6 @@ def parse(argv: Sequence[str]) -> Any:
 
 def check_models(parsed: Any) -> None:
     """Check page size, KV type, and the configs of target and drafter."""
-    algorithm = (parsed.speculative_algorithm or "").upper()
     given = Arguments(
         draft_tokens=parsed.speculative_num_draft_tokens,
         block_size=parsed.speculative_dflash_block_size,
@@ -44,20 +41,15 @@ def check_models(parsed: Any) -> None:
         attention_backend=parsed.attention_backend,
         kv_cache_dtype=parsed.kv_cache_dtype,
     )
-    ours = parsed.attention_backend == "longleaf_mla"
-    if not ours and algorithm != ALGORITHM:
+    trees = switches.wants_trees(parsed)
+    if not trees and not switches.wants_backend(parsed):
         return
+    switches.refuse(parsed)
     model_check.check_arguments(given)
     target = model_check.read_config(Path(parsed.model_path), "target")
     model_check.check_target(target)
-    if algorithm != ALGORITHM:
+    if not trees:
         return
-    if not ours:
-        raise DriftError(
-            f"DDTREE runs on the attention backend longleaf_mla, --attention-backend is "
-            f"{parsed.attention_backend}",
-            "--attention-backend longleaf_mla",
-        )
     if parsed.speculative_draft_model_path is None:
         raise DriftError("DDTREE needs a drafter", "--speculative-draft-model-path DIRECTORY")
     drafter = model_check.read_config(Path(parsed.speculative_draft_model_path), "drafter")

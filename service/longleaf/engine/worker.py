@@ -28,6 +28,7 @@ from torch import Tensor
 
 from longleaf.engine.accept import Acceptor, Committed, add_logprobs, committed, grammar_tree
 from longleaf.engine.annotate import annotated
+from longleaf.engine.backend import LongleafMlaBackend
 from longleaf.engine.compaction import TargetCompactor
 from longleaf.engine.draft_head import DraftMarginals, MarginalHead, head_shard
 from longleaf.engine.metrics import EngineObserver, PhaseClock, StepLedger, StepRecord
@@ -107,6 +108,9 @@ class DDTreeWorker(DFlashWorkerV2):
 
     def init_cuda_graphs(self) -> None:
         """Capture the draft graph with the marginals in its tail, and a verify graph a width."""
+        if not isinstance(self.model_runner.attn_backend, LongleafMlaBackend):
+            kind = type(self.model_runner.attn_backend).__name__
+            raise ValueError(f"DDTREE verifies on longleaf_mla alone, the target has {kind}")
         batch = self._max_batch()
         device = self.device
         group = get_tp_group()
