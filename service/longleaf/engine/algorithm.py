@@ -10,14 +10,13 @@ from longleaf.engine import switches
 from longleaf.engine.drift import DriftError
 from longleaf.engine.options import (
     ENGINE_VARIABLE,
+    MAX_BLOCK,
     MAX_NODES,
     captured_nodes,
     engine_options,
 )
 
 NAME = switches.ALGORITHM
-MAX_BLOCK = 16
-"""The tree kernels take 15 drafted depths."""
 
 
 class DDTreeAlgorithm(CustomSpecAlgo):

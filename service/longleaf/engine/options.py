@@ -1,6 +1,7 @@
 """What the plugin may be told beyond SGLang's arguments: one object, read once a process."""
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -10,6 +11,8 @@ from typing import Any
 ENGINE_VARIABLE = "LONGLEAF_ENGINE"
 DEFAULT_NODES = (1, 8, 16, 32, 64)
 MAX_NODES = 128
+MAX_BLOCK = 16
+"""The tree kernels take 15 drafted depths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,7 @@ class EngineOptions:
     sample_phases: one step in so many has its phases timed with CUDA events; 0 for none.
     sampling_seed: added to SGLang's random seed for the uniforms of sampled requests.
     step_ms: measured milliseconds of a step at batch 1, as (nodes, context, milliseconds), which
-    the adaptive budget takes in place of its model's.
+    the adaptive budget takes in place of its model's: for every captured count or for none.
     """
 
     nodes: tuple[int, ...] = ()
@@ -45,6 +48,17 @@ class EngineOptions:
             raise ValueError(f"grammar_nodes must be at least 1, got {self.grammar_nodes}")
         if self.sample_phases < 0:
             raise ValueError(f"sample_phases must not be negative, got {self.sample_phases}")
+        for row in self.step_ms:
+            nodes, context, milliseconds = row
+            timed = math.isfinite(milliseconds) and milliseconds > 0
+            if not 1 <= nodes <= MAX_NODES or context < 0 or not timed:
+                raise ValueError(
+                    f"step_ms must be [nodes from 1 to {MAX_NODES}, context of at least 0, "
+                    f"milliseconds above 0], got {list(row)}"
+                )
+        places = [row[:2] for row in self.step_ms]
+        if len(set(places)) < len(places):
+            raise ValueError("step_ms must give one time for a node count and context")
 
     @classmethod
     def from_json(cls, text: str) -> "EngineOptions":
@@ -112,8 +126,20 @@ def engine_options() -> EngineOptions:
 def captured_nodes(options: EngineOptions, widest: int | None) -> tuple[int, ...]:
     """Return the node counts to capture, ascending; widest: what the server was told, if it was.
 
-    Raises ValueError where the two contradict each other.
+    Raises ValueError where the two contradict each other, and where step_ms is of other counts:
+    times of some only would be compared with the model's of the rest.
     """
+    nodes = _captured(options, widest)
+    timed = {row[0] for row in options.step_ms}
+    if timed and timed != set(nodes):
+        raise ValueError(
+            f"step_ms is of {sorted(timed)} nodes, captured are {list(nodes)}: it must time each "
+            "captured count and no other"
+        )
+    return nodes
+
+
+def _captured(options: EngineOptions, widest: int | None) -> tuple[int, ...]:
     if options.nodes:
         if widest is not None and max(options.nodes) > widest:
             raise ValueError(
