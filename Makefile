@@ -20,7 +20,7 @@ TP ?= 2
 ENGINE_MEASURED := build/engine-h200.json
 KERNEL_BENCH = PYTHONPATH=kernels:service:. $(PYTHON) -m kernel_bench
 
-.PHONY: help serve observe load dashboards test test-chart test-cluster test-image lint format lock bench-commit bench-gateway test-clients clean kernels test-torch check-kernels \
+.PHONY: help serve observe load bench-load dashboards test test-chart test-cluster test-image lint format lock bench-commit bench-gateway test-clients clean kernels test-torch check-kernels \
 	gpu-payload test-gpu bench-engine plot predict-engine check-tp \
 	bench-budget test-engine bench-kernels plot-kernels predict-kernels sanitize-kernels
 
@@ -128,6 +128,9 @@ test-clients: $(VENV)/.dev .venv-clients/.ready ## Test the gateway with clients
 
 bench-gateway: $(VENV)/.dev .venv-peers/.ready .venv-litellm/.ready ## Measure the gateway beside its peers; writes ops/results/gateway.json
 	$(BIN)/python -m ops.bench.gateway $(BENCH_ARGS)
+
+bench-load: $(VENV)/.dev $(LOAD_VENV)/.ready .venv-clients/.ready ## Load the service to saturation and beyond, embedded and simulated; writes ops/results/load.json
+	@PYTHONPATH=. $(BIN)/python -m ops.bench.load $(BENCH_ARGS)
 
 clean: ## Remove the venv and caches
 	rm -rf $(VENV) $(TORCH_VENV) $(ENGINE_VENV) $(CUDA_VENV) $(LOAD_VENV) .venv-peers .venv-litellm .venv-clients build kernels/longleaf_kernels/lib .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -8,10 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from longleaf_load.lengths import PlanError
-from longleaf_load.options import add_options
+from longleaf_load.lengths import PlanError, tokens
+from longleaf_load.options import add_options, first_model, served_tokenizer
+from longleaf_load.prompts import PromptSource
+from longleaf_load.recording import Recorder
 from longleaf_load.report import compare_page, compare_rows
+from longleaf_load.run import machine
 
+_COMMIT_ANSWERS = 6
 _LOCUSTFILE = Path(__file__).resolve().parents[1] / "locustfile.py"
 
 
@@ -23,6 +27,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--compare", nargs=2, type=Path, metavar=("A.json", "B.json"), help="Show two reports."
     )
+    parser.add_argument(
+        "--record-curve", metavar="NAME", help="Record the curve of the engine at --url instead."
+    )
+    parser.add_argument("--contexts", default="256,1k,4k", help="Contexts to record.")
+    parser.add_argument("--batches", default="1,2,4", help="Batches to record.")
     add_options(parser)
     options = parser.parse_args(arguments)
     try:
@@ -33,6 +42,8 @@ def main(arguments: Sequence[str]) -> int:
             parser.error("--url is missing")
         if options.workers < 1:
             parser.error(f"--workers must be at least 1, got {options.workers}")
+        if options.record_curve:
+            return record_curve(options)
     except PlanError as error:
         parser.error(str(error))
     return _become_locust(options)
@@ -54,6 +65,29 @@ def compare(first: Path, second: Path, out: Path) -> int:
     out.mkdir(parents=True, exist_ok=True)
     (out / "compare.html").write_text(compare_page(reports[0], reports[1]))
     print(f"page: {out / 'compare.html'}", file=sys.stderr)
+    return 0
+
+
+def record_curve(options: argparse.Namespace) -> int:
+    """Record an engine's curve and commit_len as ``NAME.json`` and ``NAME-commit_len.json``."""
+    contexts = sorted(tokens(word, "--contexts") for word in options.contexts.split(","))
+    batches = sorted(tokens(word, "--batches") for word in options.batches.split(","))
+    directory = served_tokenizer(options)
+    recorder = Recorder(
+        options.url,
+        options.model_name or first_model(options.url, None),
+        PromptSource(directory, contexts[-1], options.plan_seed or 1),
+        lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    about = {"name": options.record_curve, **machine()}
+    found = {**about, **recorder.curve(contexts, batches)}
+    kinds = recorder.commits(contexts[len(contexts) // 2], _COMMIT_ANSWERS)
+    out = Path(options.out)
+    out.mkdir(parents=True, exist_ok=True)
+    for name, document in (("", found), ("-commit_len", {**about, "kinds": kinds})):
+        path = out / f"{options.record_curve}{name}.json"
+        path.write_text(json.dumps(document, indent=1) + "\n")
+        print(path, file=sys.stderr)
     return 0
 
 

@@ -6,6 +6,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from longleaf import embedded
 from longleaf_load.lengths import PlanError
 from longleaf_load.plan import load_plan
 from longleaf_load.prompts import PromptSource
@@ -38,10 +39,9 @@ def open_run(options: Any, url: str | None) -> Run:
     plan = load_plan(Path(options.plan), options.rate, options.plan_seed)
     key = os.environ.get("LONGLEAF_API_KEY")
     model = options.model_name or first_model(url, key)
-    tokenizer = Path(options.served_tokenizer) if options.served_tokenizer else _tiny_tokenizer()
     return Run(
         plan=plan,
-        source=PromptSource(tokenizer, plan.longest, plan.seed),
+        source=PromptSource(served_tokenizer(options), plan.longest, plan.seed),
         slo=parse_slo(options.slo),
         url=url,
         model=model,
@@ -64,7 +64,8 @@ def first_model(url: str, key: str | None) -> str:
         raise PlanError(f"{url} does not list its models: {error}") from None
 
 
-def _tiny_tokenizer() -> Path:
-    from longleaf import embedded
-
+def served_tokenizer(options: Any) -> Path:
+    """Where the served tokenizer lies: the tiny model's by default."""
+    if options.served_tokenizer:
+        return Path(options.served_tokenizer)
     return Path(embedded.__file__).parent / "models" / "tiny-target"

@@ -97,9 +97,7 @@ class Run:
 
     def _about(self) -> dict[str, Any]:
         return {
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "commit": _commit(),
-            "machine": f"{_cpu()}, {platform.system()}",
+            **machine(),
             "url": self.url,
             "model": self.model,
             "plan": self.plan_name,
@@ -107,6 +105,15 @@ class Run:
             "workers": self.workers,
             "command": shlex.join(sys.argv),
         }
+
+
+def machine() -> dict[str, Any]:
+    """When, of what commit and where something was measured."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "machine": f"{_cpu()}, {platform.system()}",
+    }
 
 
 def _commit() -> str | None:

@@ -1,0 +1,162 @@
+"""Records an engine's curve and its commit_len, for ``longleaf simulate`` to go by.
+
+Prefill is the engine's own busy time (``/v1/loads``). A step is the time between the events of
+streams that decode together, so it has all in it that a step takes. Nothing else may run on the
+engine meanwhile.
+"""
+
+import http.client
+import json
+import random
+import statistics
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from longleaf_load.lengths import PlanError
+from longleaf_load.prompts import KINDS, PromptSource
+
+_SECONDS = 600.0
+_ANSWER = 160
+"""Tokens of an answer: enough steps to take a median of."""
+_REPEATS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """When its events came; accepted drafts by number of steps."""
+
+    times: list[float]
+    histogram: list[int]
+
+
+class Recorder:
+    """Measures one engine at ``url``, directly. ``tell`` is called with each finding."""
+
+    def __init__(
+        self, url: str, model: str, source: PromptSource, tell: Callable[[str], None]
+    ) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or parts.hostname is None:
+            raise PlanError(f"{url!r} is no URL like http://host:30000")
+        self._url = url.rstrip("/")
+        self._host, self._port = parts.hostname, parts.port or 80
+        self._model = model
+        self._source = source
+        self._random = random.Random(1)
+        self._tell = tell
+
+    def curve(self, contexts: Sequence[int], batches: Sequence[int]) -> dict[str, Any]:
+        """``steps`` and ``prefill`` of a curve, and what the engine says of itself."""
+        info = self._get("/server_info")
+        load = self._load()
+        pool = int(load["max_total_num_tokens"])
+        size = load.get("memory", {}).get("kv_cache_gb", 0.0) * 2**30
+        self._prefill(contexts[0])  # the first request warms up
+        return {
+            "nodes": info.get("speculative_num_draft_tokens") or 1,
+            "kv_bytes_per_token": max(1.0, size / pool),
+            "steps": [
+                {"context": context, "batch": batch, "seconds": self._step(context, batch)}
+                for batch in batches
+                for context in contexts
+                if batch * (context + _ANSWER + 32) < pool
+            ],
+            "prefill": [
+                {"context": context, "cached": 0, "seconds": self._prefill(context)}
+                for context in contexts
+            ],
+        }
+
+    def commits(self, context: int, answers: int) -> dict[str, list[int]]:
+        """Steps by accepted drafts, for each kind of text."""
+        kinds = {}
+        for kind in KINDS:
+            rows = [self._ask(kind, context, _ANSWER).histogram for _ in range(answers)]
+            width = max(map(len, rows))
+            counts = [sum(row[n] for row in rows if n < len(row)) for n in range(width)]
+            kinds[kind] = counts
+            mean = sum((n + 1) * count for n, count in enumerate(counts)) / max(1, sum(counts))
+            self._tell(f"commit_len of {kind}: {mean:.2f}")
+        return kinds
+
+    def _prefill(self, context: int) -> float:
+        """Median seconds of a prompt's prefill, nothing of it cached."""
+        found: list[float] = []
+        for _ in range(_REPEATS):
+            before = self._load()["total_prefill_busy_us"]
+            self._ask("prose", context, 1)
+            found.append((self._load()["total_prefill_busy_us"] - before) / 1e6)
+        seconds = statistics.median(found)
+        self._tell(f"prefill of {context} tokens: {seconds * 1e3:.1f} ms")
+        return round(seconds, 6)
+
+    def _step(self, context: int, batch: int) -> float:
+        """Seconds of a step of ``batch`` streams, while all of them decode."""
+        answers: list[_Answer] = []
+
+        def one(text: str) -> None:
+            answers.append(self._send(text, _ANSWER))
+
+        texts = [self._source.text("prose", context, self._random) for _ in range(batch)]
+        threads = [threading.Thread(target=one, args=(text,)) for text in texts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        begin = max(answer.times[0] for answer in answers)
+        end = min(answer.times[-1] for answer in answers)
+        counts = [sum(begin <= at <= end for at in answer.times) - 1 for answer in answers]
+        steps = statistics.fmean(counts)
+        if steps < 3:  # too little in common: what each of them saw
+            steps = statistics.fmean(len(answer.times) - 1 for answer in answers)
+            end = begin + statistics.fmean(one.times[-1] - one.times[0] for one in answers)
+        seconds = (end - begin) / steps
+        self._tell(f"step of {batch} at {context} tokens: {seconds * 1e3:.2f} ms")
+        return round(seconds, 6)
+
+    def _ask(self, kind: str, context: int, tokens: int) -> _Answer:
+        return self._send(self._source.text(kind, context, self._random), tokens)
+
+    def _send(self, text: str, tokens: int) -> _Answer:
+        body = {
+            "model": self._model,
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_spec_tokens_details": True,
+        }
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=_SECONDS)
+        try:
+            payload, headers = json.dumps(body).encode(), {"content-type": "application/json"}
+            connection.request("POST", "/v1/chat/completions", payload, headers)
+            answer = connection.getresponse()
+            if answer.status != 200:
+                raise PlanError(f"{self._url} answered {answer.status}: {answer.read()[:300]!r}")
+            times, last = [], b""
+            for line in answer:
+                if line.startswith(b"data: {"):
+                    last = line
+                    if b'"content":"' in line and b'"content":""' not in line:
+                        times.append(time.monotonic())
+        finally:
+            connection.close()
+        details = json.loads(last[6:]).get("usage", {}).get("spec_tokens_details") or {}
+        if not times:
+            raise PlanError(f"{self._url} answered without text: {last[:300]!r}")
+        return _Answer(times, details.get("spec_correct_drafts_histogram") or [0])
+
+    def _load(self) -> dict[str, Any]:
+        load: dict[str, Any] = self._get("/v1/loads")["loads"][0]
+        return load
+
+    def _get(self, path: str) -> Any:
+        with urllib.request.urlopen(self._url + path, timeout=_SECONDS) as answer:
+            return json.loads(answer.read())
