@@ -13,6 +13,7 @@ from longleaf.gateway.admission.turns import Turns
 from longleaf.gateway.config import GatewayConfig
 from longleaf.gateway.replicas.budget import Need, Obstacle, Reservation
 from longleaf.gateway.replicas.drain_rate import UNKNOWN_SECONDS
+from longleaf.gateway.replicas.facts import ReplicaFacts
 from longleaf.gateway.replicas.registry import ReplicaRegistry
 from longleaf.gateway.replicas.replica import Replica
 from longleaf.gateway.routing.policy import Routing
@@ -84,10 +85,14 @@ class Forecast:
     token_seconds: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Entry:
+    """``able``: replicas that could hold it, as of change ``seen`` of what they are."""
+
     ask: Ask
     granted: "asyncio.Future[Grant]"
+    able: list[Replica] = field(default_factory=list)
+    seen: int = -1
 
 
 class Admission:
@@ -110,6 +115,8 @@ class Admission:
             config.queue_size, config.queue_bytes, config.aging_interval
         )
         self._turnover = Turnover(clock)
+        self._fleet: list[tuple[Replica, ReplicaFacts | None, int | None]] = []
+        self._changes = 0
         self._tick: asyncio.TimerHandle | None = None
         self._pump_soon = False
 
@@ -312,6 +319,7 @@ class Admission:
         """
         self._pump_soon = False
         turns: Turns[_Entry] = Turns(self._config.max_overtakes)
+        ready = self._look_at_fleet()
         try:
             for waiting in self._queue.ordered(self._clock()):
                 if waiting.item.granted.done():
@@ -322,16 +330,30 @@ class Admission:
                     logger.exception("request could not be placed")
                     self._queue.remove(waiting)
                     _refuse(waiting, error)
-                if turns.over(self._registry.ready()):
+                if turns.over(ready):
                     break
         finally:
             self._note_queue()
             self._metrics.queue_depth.set(len(self._queue))
             self._keep_ticking()
 
+    def _look_at_fleet(self) -> list[Replica]:
+        """The ready replicas. Where they, or what they can hold, changed, those who wait are to be
+        matched with them again; to do it in every round would be most of its work.
+        """
+        ready = self._registry.ready()
+        fleet = [(one, one.facts, one.budget.max_sequences) for one in ready]
+        if fleet != self._fleet:
+            self._fleet = fleet
+            self._changes += 1
+        return ready
+
     def _take_turn(self, waiting: Waiting[_Entry], turns: Turns[_Entry]) -> None:
-        ask = waiting.item.ask
-        able = self._able(ask)
+        entry = waiting.item
+        ask = entry.ask
+        if entry.seen != self._changes:
+            entry.able, entry.seen = self._able(ask), self._changes
+        able = entry.able
         if not able:
             self._give_up(waiting)
             return
@@ -342,7 +364,7 @@ class Admission:
             return
         self._queue.serve(waiting)
         self._turnover.served(short, waiting.cost)
-        waiting.item.granted.set_result(grant)
+        entry.granted.set_result(grant)
         turns.served(grant.replica)
 
     def _give_up(self, waiting: Waiting[_Entry]) -> None:
