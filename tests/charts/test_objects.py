@@ -319,8 +319,8 @@ def test_multi_node_spreads_and_keeps_the_charts_own_terms(multi_node: Rendered)
 
 
 def test_autoscalers_own_the_replicas(full: Rendered) -> None:
-    assert "replicas" not in full.of("Deployment")["spec"]
-    assert "replicas" not in full.of("StatefulSet")["spec"]
+    assert full.of("Deployment")["spec"]["replicas"] == 2
+    assert full.of("StatefulSet")["spec"]["replicas"] == 1
     target = full.of("ScaledObject")["spec"]
     assert target["scaleTargetRef"]["kind"] == "StatefulSet"
     assert target["scaleTargetRef"]["name"] == full.of("StatefulSet")["metadata"]["name"]
@@ -334,6 +334,18 @@ def test_autoscalers_own_the_replicas(full: Rendered) -> None:
     assert "longleaf_gateway_queue_depth" in {one.name for one in registry.collect()}
     scaler = full.of("HorizontalPodAutoscaler")["spec"]
     assert scaler["scaleTargetRef"]["name"] == full.of("Deployment")["metadata"]["name"]
+
+
+def test_a_first_install_starts_where_the_autoscaler_may(tools: Tools) -> None:
+    values = {"keda.minReplicas": 3, "gateway.replicas": 5}
+    rendered = tools.template("full", values)
+    assert rendered.of("StatefulSet")["spec"]["replicas"] == 3
+    assert rendered.of("Deployment")["spec"]["replicas"] == 5
+
+
+def test_a_rollout_of_gateways_waits_for_weights(tools: Tools) -> None:
+    rendered = tools.template("default", {"engine.startup.seconds": 5400})
+    assert rendered.of("Deployment")["spec"]["progressDeadlineSeconds"] == 6000
 
 
 def test_proxies_do_not_end_or_hold_back_streams(full: Rendered) -> None:
@@ -398,6 +410,7 @@ def test_notes_say_how_to_call_it(tools: Tools) -> None:
     notes = text.partition("NOTES:")[2]
     assert "/v1/chat/completions" in notes
     assert "logs chat-longleaf-engine-0 -c preflight" in notes
+    assert "--wait needs --timeout 4200s" in notes
     assert "whoever reaches the gateway may use it" in notes
     keys = ("--set", "gateway.apiKeys.existingSecret=keys")
     text = tools.helm("install", "chat", "charts/longleaf", "--dry-run=client", *keys)

@@ -61,6 +61,41 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- int .Values.longestRequestSeconds }}
 {{- end }}
 
+{{/* Seconds until a new release is ready: weights are loaded, and what comes before and after. */}}
+{{- define "longleaf.waits" -}}
+{{- add (int .Values.engine.startup.seconds) 600 }}
+{{- end }}
+
+{{/* Replicas of an object: (dict "kind" … "component" … "scale" its autoscaler's values, or none, "replicas" … "root" $).
+An autoscaler's number stays as it is: without one in the manifest, Kubernetes would make it 1. */}}
+{{- define "longleaf.replicas" -}}
+{{- $replicas := int .replicas }}
+{{- with .scale }}
+{{- $replicas = max (int .minReplicas) $replicas }}
+{{- $name := printf "%s-%s" (include "longleaf.fullname" $.root) $.component }}
+{{- with lookup "apps/v1" $.kind $.root.Release.Namespace $name }}
+{{- $replicas = .spec.replicas }}
+{{- end }}
+{{- end }}
+{{- int $replicas }}
+{{- end }}
+
+{{- define "longleaf.engineReplicas" -}}
+{{- $scaled := and .Values.keda.enabled (eq .Values.keda.target "engine") }}
+{{- $scale := ternary .Values.keda dict $scaled }}
+{{- include "longleaf.replicas" (dict "kind" "StatefulSet" "component" "engine" "scale" $scale "replicas" .Values.engine.replicas "root" .) }}
+{{- end }}
+
+{{- define "longleaf.gatewayReplicas" -}}
+{{- $scale := dict }}
+{{- if .Values.gateway.autoscaling.enabled }}
+{{- $scale = .Values.gateway.autoscaling }}
+{{- else if and .Values.keda.enabled (eq .Values.keda.target "gateway") }}
+{{- $scale = .Values.keda }}
+{{- end }}
+{{- include "longleaf.replicas" (dict "kind" "Deployment" "component" "gateway" "scale" $scale "replicas" .Values.gateway.replicas "root" .) }}
+{{- end }}
+
 {{/* Topology spread constraints with the pods' own selector: (dict "spread" … "component" … "root" $). */}}
 {{- define "longleaf.spread" -}}
 {{- range .spread }}
