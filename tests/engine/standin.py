@@ -5,6 +5,8 @@ sockets. ``--mode`` says how it misbehaves; every request it gets is a line of i
 import argparse
 import json
 import signal
+import socket
+import ssl
 import sys
 import threading
 import time
@@ -18,6 +20,9 @@ def main() -> int:
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--mode", default="good")
     parser.add_argument("--grammar", default="xgrammar")
+    parser.add_argument("--certificate", help="PEM of certificate and key: speak https")
+    parser.add_argument("--url", help="told to the launcher by its check, of no use here")
+    parser.add_argument("--host", default="127.0.0.1")
     options = parser.parse_args()
     print("standin: loading weights", flush=True)
     if options.mode == "dies":
@@ -57,7 +62,14 @@ def main() -> int:
                 time.sleep(30)
             self._answer(200, {"text": ""})
 
-    server = ThreadingHTTPServer(("127.0.0.1", options.port), Handler)
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+
+    server = Server((options.host, options.port), Handler)
+    if options.certificate is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(options.certificate)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     server.daemon_threads = True
     server.block_on_close = False
 

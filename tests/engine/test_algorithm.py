@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 pytest.importorskip("tests.engine.emulated")  # SGLang's stubs come before SGLang
 
 from sglang.srt.arg_groups import speculative_hook
+from sglang.srt.model_executor.cuda_graph_config import default_cuda_graph_config
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative import dflash_utils, spec_registry
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -76,6 +77,8 @@ def arguments(**given: Any) -> Any:
     values = {
         **{item.name: item.default for item in fields(ServerArgs)},
         "attention_backend": "longleaf_mla",
+        "cuda_graph_config": default_cuda_graph_config(),
+        "_cuda_graph_config_locked": set(),
         "speculative_algorithm": "DDTREE",
         "device": "cuda",
         "pp_size": 1,
@@ -118,6 +121,8 @@ def test_server_arguments_are_filled_in(handle: Any) -> None:
     assert args.speculative_draft_attention_backend == "triton"
     assert args.speculative_num_steps == args.speculative_eagle_topk == 1
     assert args.enable_mixed_chunk is False
+    assert args.cuda_graph_config.prefill.backend == "disabled"
+    assert args.cuda_graph_config.decode.backend == "full"
     assert handle().speculative_num_draft_tokens == 64
     assert handle((1,)).speculative_num_draft_tokens == 8
     assert handle((1, 32)).speculative_num_draft_tokens == 32

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from longleaf.engine import warmup
-from longleaf.engine.launch import server_client
 
 ROOT = Path(__file__).parents[2]
 STANDIN = ROOT / "tests/engine/standin.py"
@@ -54,7 +55,22 @@ def free_port() -> int:
     return port
 
 
-def launch(tmp_path: Path, *arguments: str, check: str = "", seconds: float = 60.0) -> Launched:
+TELLS = """
+import argparse, json, os
+from longleaf.engine.warmup import CLIENT_VARIABLE
+parser = argparse.ArgumentParser()
+parser.add_argument("--port")
+parser.add_argument("--url", default="http://127.0.0.1")
+parser.add_argument("--certificate")
+known, _ = parser.parse_known_args()
+told = {"url": f"{known.url}:{known.port}", "api_key": None, "certificate": known.certificate}
+with open(int(os.environ[CLIENT_VARIABLE]), "w") as pipe:
+    json.dump(told, pipe)
+"""
+"""The check's last act, with the stand-in's address in place of SGLang's."""
+
+
+def launch(tmp_path: Path, *arguments: str, check: str = TELLS, seconds: float = 60.0) -> Launched:
     port, ready, log = free_port(), tmp_path / "ready", tmp_path / "log"
     log.touch()
     standin = ["--port", str(port), "--log", str(log), *arguments]
@@ -63,7 +79,14 @@ def launch(tmp_path: Path, *arguments: str, check: str = "", seconds: float = 60
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "service")},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT / "service"),
+            # A proxy that answers nothing: what is on this machine is not asked for through it.
+            "http_proxy": "http://127.0.0.1:9",
+            "https_proxy": "http://127.0.0.1:9",
+            "no_proxy": "",
+        },
     )
     return Launched(process, ready, log, port)
 
@@ -165,14 +188,6 @@ def test_a_stale_ready_file_is_removed_before_anything_else(tmp_path: Path) -> N
     assert not launched.ready.exists()
 
 
-def test_the_server_is_found_where_its_arguments_put_it() -> None:
-    client = server_client(["--model-path", "m", "--host", "0.0.0.0", "--port=31000"])
-    assert client.url == "http://127.0.0.1:31000"
-    client = server_client(["--host", "10.0.0.1", "--api-key", "secret"])
-    assert client.url == "http://10.0.0.1:30000"
-    assert client.api_key == "secret"
-
-
 def test_the_key_is_sent(tmp_path: Path) -> None:
     launched = launch(tmp_path, "--grammar", "none")
     launched.wait_ready()
@@ -180,3 +195,39 @@ def test_the_key_is_sent(tmp_path: Path) -> None:
     assert launched.requests()[-1]["authorization"] == "Bearer secret"
     launched.process.terminate()
     launched.process.communicate(timeout=30)
+
+
+def test_an_https_server_is_known_by_its_own_certificate(tmp_path: Path) -> None:
+    """From an authority that nobody here knows, for a name that is not the loopback's."""
+    trustme = pytest.importorskip("trustme")
+    served, other = (trustme.CA().issue_cert("engine.example") for _ in range(2))
+    file, wrong = tmp_path / "served.pem", tmp_path / "other.pem"
+    served.private_key_and_cert_chain_pem.write_to_path(file)
+    other.private_key_and_cert_chain_pem.write_to_path(wrong)
+    launched = launch(tmp_path, "--url", "https://127.0.0.1", "--certificate", str(file))
+    launched.wait_ready()
+    assert launched.ready.read_text() == f"https://127.0.0.1:{launched.port}\n"
+    url = f"https://127.0.0.1:{launched.port}"
+    assert warmup.Client(url, None, str(file)).get("/model_info", 10.0) == {}
+    with pytest.raises(warmup.HttpError, match="CERTIFICATE_VERIFY_FAILED"):
+        warmup.Client(url, None, str(wrong)).get("/model_info", 10.0)
+    with pytest.raises(warmup.HttpError, match="No such file"):
+        warmup.Client(url, None, str(tmp_path / "gone.pem")).get("/model_info", 10.0)
+    launched.process.terminate()
+    launched.process.communicate(timeout=30)
+
+
+def test_a_server_on_ipv6_is_reached(tmp_path: Path) -> None:
+    launched = launch(tmp_path, "--url", "http://[::1]", "--host", "::1")
+    launched.wait_ready()
+    assert launched.ready.read_text() == f"http://[::1]:{launched.port}\n"
+    launched.process.terminate()
+    launched.process.communicate(timeout=30)
+
+
+def test_a_check_that_tells_no_address_starts_nothing(tmp_path: Path) -> None:
+    launched = launch(tmp_path, check="pass")
+    _, err = launched.process.communicate(timeout=30)
+    assert launched.process.returncode == 1
+    assert "the check did not tell where the server will listen" in err
+    assert "standin" not in err

@@ -82,42 +82,61 @@ class DDTreeAlgorithm(CustomSpecAlgo):
         Raises DriftError or, where SGLang's own checks of DFLASH refuse, ValueError.
         """
         from sglang.srt.arg_groups.speculative_hook import _handle_dflash
+        from sglang.srt.model_executor.cuda_graph_config import Backend, Phase
 
         if server_args.speculative_draft_model_path is None:
             raise DriftError("DDTREE needs a drafter", "--speculative-draft-model-path DIRECTORY")
         switches.refuse(server_args)
         given = server_args.speculative_dflash_block_size
         block = drafter_block(server_args) if given is None else int(given)
-        options, widest = engine_options(), server_args.speculative_num_draft_tokens
-        if widest is not None and widest < block and not options.nodes:
-            raise DriftError(
-                f"--speculative-num-draft-tokens {widest} is below the drafter's block of {block}",
-                f"to verify fewer nodes, set {ENGINE_VARIABLE}='{{\"nodes\": [{widest}]}}'",
-            )
-        nodes = captured_nodes(options, widest)
-        check_sizes(block, nodes, server_args.page_size)
+        nodes = planned_nodes(
+            block, server_args.speculative_num_draft_tokens, server_args.page_size
+        )
         server_args.speculative_dflash_block_size = None
         server_args.speculative_num_draft_tokens = max(block, *nodes)
         # A cached property, should anything have read it before.
         vars(server_args).pop("max_speculative_num_draft_tokens", None)
         if server_args.speculative_draft_attention_backend is None:
             server_args.speculative_draft_attention_backend = "triton"
+        if (Phase.PREFILL, "backend") not in server_args._cuda_graph_config_locked:
+            # SGLang's default for Kimi's architecture; it has settled its graphs before this hook.
+            server_args.cuda_graph_config.prefill.backend = Backend.DISABLED
         _handle_dflash(server_args)
         server_args.speculative_dflash_block_size = block
 
 
-def check_sizes(block: int, nodes: tuple[int, ...], page_size: int | None) -> None:
-    """Raise ValueError for sizes that DDTREE cannot run."""
+def planned_nodes(block: int, widest: int | None, page_size: int | None) -> tuple[int, ...]:
+    """Return the node counts to capture, by the process's options and the server's arguments.
+
+    block: the drafter's. widest: --speculative-num-draft-tokens, if given. Raises DriftError for
+    what contradicts itself and for sizes that DDTREE cannot run.
+    """
+    try:
+        options = engine_options()
+        nodes = captured_nodes(options, widest)
+    except ValueError as error:
+        raise DriftError(str(error), f"correct {ENGINE_VARIABLE}") from error
+    if widest is not None and widest < block and not options.nodes:
+        raise DriftError(
+            f"--speculative-num-draft-tokens {widest} is below the drafter's block of {block}",
+            f"to verify fewer nodes, set {ENGINE_VARIABLE}='{{\"nodes\": [{widest}]}}'",
+        )
     if not 2 <= block <= MAX_BLOCK:
-        raise ValueError(
-            f"DDTREE takes draft blocks of 2 to {MAX_BLOCK} tokens, the drafter's is {block}"
+        raise DriftError(
+            f"DDTREE takes draft blocks of 2 to {MAX_BLOCK} tokens, the drafter's is {block}",
+            "give a drafter of such a block",
         )
     if max(nodes) > MAX_NODES:
-        raise ValueError(f"DDTREE takes at most {MAX_NODES} nodes, got {max(nodes)}")
-    if page_size not in (None, 1):
-        raise ValueError(
-            f"DDTREE needs --page-size 1, got {page_size}: accepted rows move token by token"
+        raise DriftError(
+            f"DDTREE takes at most {MAX_NODES} nodes, got {max(nodes)}",
+            f"--speculative-num-draft-tokens {MAX_NODES}",
         )
+    if page_size not in (None, 1):
+        raise DriftError(
+            f"DDTREE needs --page-size 1, got {page_size}: accepted rows move token by token",
+            "--page-size 1",
+        )
+    return nodes
 
 
 def drafter_block(server_args: Any) -> int:

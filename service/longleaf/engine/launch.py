@@ -9,8 +9,8 @@ Exit status: 2 for a drift, found before anything started; the server's own wher
 itself or after a signal (1 where that would be 0 without a signal); 1 for a start that failed.
 """
 
-import argparse
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -26,7 +26,13 @@ from typing import IO
 import click
 
 from longleaf.engine.drift import GUARD_VARIABLE
-from longleaf.engine.warmup import Client, HttpError, has_grammar, warmup_requests
+from longleaf.engine.warmup import (
+    CLIENT_VARIABLE,
+    Client,
+    HttpError,
+    has_grammar,
+    warmup_requests,
+)
 
 CHECK = (sys.executable, "-m", "longleaf.engine.check")
 SERVER = (sys.executable, "-m", "sglang.launch_server")
@@ -55,15 +61,30 @@ class LaunchConfig:
     server: tuple[str, ...] = SERVER
 
 
-def server_client(arguments: Sequence[str]) -> Client:
-    """Return a client of the server that is started with these arguments."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=30000)
-    parser.add_argument("--api-key")
-    known, _ = parser.parse_known_args(list(arguments))
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(known.host, known.host)
-    return Client(f"http://{host}:{known.port}", known.api_key)
+def checked(config: LaunchConfig) -> Client | int:
+    """Run the check; returns the client of the server to be, or the exit status of a refusal.
+
+    SGLang's own parser says where the server will listen, and only the check loads it.
+    """
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as pipe:
+        try:
+            process = subprocess.Popen(
+                [*config.check, *config.arguments],
+                pass_fds=(writing,),
+                env={**os.environ, CLIENT_VARIABLE: str(writing)},
+            )
+        finally:
+            os.close(writing)
+        told = pipe.read()
+    status = process.wait()
+    if status != 0:
+        return status if status > 0 else 1
+    try:
+        return Client(**json.loads(told))
+    except (ValueError, TypeError):
+        click.echo("longleaf engine: the check did not tell where the server will listen", err=True)
+        return 1
 
 
 class Server:
@@ -134,15 +155,15 @@ class Launcher:
 
     def __init__(self, config: LaunchConfig) -> None:
         self._config = config
-        self._client = server_client(config.arguments)
 
     def run(self) -> int:
         """Check, start, warm up, watch; returns the exit status."""
         config = self._config
         self._set_ready(False)
-        checked = subprocess.run([*config.check, *config.arguments], check=False)
-        if checked.returncode != 0:
-            return checked.returncode if checked.returncode > 0 else 1
+        found = checked(config)
+        if isinstance(found, int):
+            return found
+        self._client = found
         server = Server([*config.server, *config.arguments])
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda got, _frame: server.forward(got))

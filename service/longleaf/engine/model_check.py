@@ -123,7 +123,7 @@ def check_pair(target: Mapping[str, Any], drafter: Mapping[str, Any], given: Arg
                 f"the drafter's {name} is {drafter.get(name)}, the target's is {target.get(name)}",
                 "give the drafter that was trained for this target",
             )
-    _check_block(drafter, dflash, given)
+    _check_block(drafter, given)
     _check_taps(target, drafter, dflash)
     mask = _whole(dflash, "mask_token_id", "drafter")
     vocabulary = _whole(target, "vocab_size", "target") or 0
@@ -136,8 +136,14 @@ def check_pair(target: Mapping[str, Any], drafter: Mapping[str, Any], given: Arg
     _check_positions(target, drafter, given)
 
 
-def _check_block(drafter: Mapping[str, Any], dflash: Mapping[str, Any], given: Arguments) -> None:
-    block = dflash.get("block_size", drafter.get("block_size"))
+def drafter_block(drafter: Mapping[str, Any]) -> Any:
+    """Return the drafter's block_size; an int after `check_pair`."""
+    dflash = _object(drafter, "dflash_config", "drafter")
+    return dflash.get("block_size", drafter.get("block_size"))
+
+
+def _check_block(drafter: Mapping[str, Any], given: Arguments) -> None:
+    block = drafter_block(drafter)
     if type(block) is not int or block < 2:
         raise DriftError(
             f"the drafter's block_size is {block}, a block has an anchor and at least one draft",
@@ -244,7 +250,8 @@ def _rope(drafter: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
 def _check_yarn(name: str, scaling: Mapping[str, Any], positions: int) -> None:
     for field in _YARN_FIELDS:
         value = scaling.get(field)
-        if type(value) not in (int, float) or not 0 < value < math.inf:
+        good = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+        if not good or value == math.inf:
             raise DriftError(
                 f"the drafter's YaRN has {field} {value}",
                 f"correct {name}.{field} in the drafter's config.json",

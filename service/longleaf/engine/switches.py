@@ -171,6 +171,34 @@ BESIDE_TREES = (
 """What a tree step, or an extend that runs as a chain, would do wrongly or ignore."""
 
 
+AT_LAUNCH = (
+    Switch(
+        "--smg-grpc-mode",
+        _value("smg_grpc_mode"),
+        "the launcher warms the server up over HTTP",
+        _without("--smg-grpc-mode"),
+    ),
+    Switch(
+        "--grpc-mode",
+        _value("grpc_mode"),
+        "the launcher warms the server up over HTTP",
+        _without("--grpc-mode"),
+    ),
+    Switch(
+        "--node-rank",
+        _above("node_rank", 0),
+        "only the first node answers requests, so the others are never ready",
+        "on this node start python -m sglang.launch_server",
+    ),
+)
+"""What ``longleaf engine`` cannot start, whatever the backend."""
+
+
+def ours(args: Any) -> bool:
+    """Whether backend or algorithm is ours."""
+    return wants_backend(args) or wants_trees(args)
+
+
 def wants_backend(args: Any) -> bool:
     """Whether any of the three backend arguments names ours."""
     names = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
@@ -193,6 +221,15 @@ def refuse(args: Any) -> None:
                 f"--attention-backend {BACKEND}",
             )
         switches = (*switches, *BESIDE_TREES)
+    _refuse(args, switches)
+
+
+def refuse_at_launch(args: Any) -> None:
+    """Raise DriftError for the first switch under which the launcher would wait in vain."""
+    _refuse(args, AT_LAUNCH)
+
+
+def _refuse(args: Any, switches: Iterable[Switch]) -> None:
     for switch in switches:
         if switch.asked(args):
             name = switch.argument.removeprefix("--").replace("-", "_")

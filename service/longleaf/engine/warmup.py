@@ -2,12 +2,15 @@
 
 import http.client
 import json
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+CLIENT_VARIABLE = "LONGLEAF_ENGINE_CLIENT_FD"
+"""File descriptor that the check writes the fields of a `Client` to, as JSON."""
 GREEDY_TOKENS = 96
 """More steps than there are widths even where every step commits a whole block: the adaptive
 budget goes through every captured width first."""
@@ -25,10 +28,15 @@ class HttpError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Talks to one server. url: without a slash at the end. api_key: None for none."""
+    """Talks to one server, past any proxy. url: without a slash at the end. api_key: None for none.
+
+    certificate: of an https server, a PEM file: the one certificate that is trusted, whatever
+    names it is for. Raises HttpError for a file that cannot be read.
+    """
 
     url: str
     api_key: str | None = None
+    certificate: str | None = None
 
     def get(self, path: str, seconds: float) -> Any:
         """Return the JSON that the server answers; raises HttpError."""
@@ -42,11 +50,21 @@ class Client:
         )
         return self._open(request, seconds)
 
+    def _opener(self) -> urllib.request.OpenerDirector:
+        handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+        if self.certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname = False  # its own certificate, at an address of this machine
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            context.load_verify_locations(self.certificate)
+            handlers.append(urllib.request.HTTPSHandler(context=context))
+        return urllib.request.build_opener(*handlers)
+
     def _open(self, request: urllib.request.Request, seconds: float) -> Any:
         if self.api_key is not None:
             request.add_header("Authorization", f"Bearer {self.api_key}")
         try:
-            with urllib.request.urlopen(request, timeout=seconds) as answer:
+            with self._opener().open(request, timeout=seconds) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             with error:
