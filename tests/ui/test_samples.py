@@ -34,9 +34,12 @@ def test_only_the_wanted_families_are_read() -> None:
     assert samples.by_label(process.scrape("longleaf_"), "longleaf_pool", "state") == {"used": 7}
     with pytest.raises(ValueError, match=r"no sample: 'longleaf_asked\{oops'"):
         samples.read_samples("longleaf_asked{oops\n", ("longleaf_asked",))
-    same = samples.registry_samples(process.registry)
+    same = samples.registry_samples(process.registry, ["longleaf_asked_total"])
     assert samples.value(same, "longleaf_asked_total", kind='a "b"\\') == 3
     assert samples.value(same, "longleaf_asked_total", kind="other") is None
+    assert samples.by_label(same, "longleaf_pool", "state") == {}
+    process.pool.labels("free").set(math.inf)
+    assert samples.by_label(process.scrape("longleaf_"), "longleaf_pool", "state") == {"used": 7}
 
 
 def test_an_exposition_is_read_as_its_library_reads_it() -> None:
@@ -73,20 +76,48 @@ def test_growth_of_counters_and_a_restart() -> None:
     assert samples.by_label(grown, "longleaf_asked_total", "kind") == {"a": 1}
 
 
+X = frozenset({("at", "x")})
+
+
 def test_a_histogram_over_two_processes() -> None:
     first, second = Process(), Process()
     for amount in (0.5, 1.5, 1.5, 3.0):
         first.sizes.labels("x").observe(amount)
     second.sizes.labels("x").observe(9.0)
     second.sizes.labels("y").observe(1.0)
-    both = samples.add([first.scrape("longleaf_"), second.scrape("longleaf_")])
-    found = samples.histogram(both, "longleaf_sizes", at="x")
+    both = [samples.histograms(process.scrape("longleaf_")) for process in (first, second)]
+    found = samples.merged([one["longleaf_sizes", X] for one in both])
     assert list(found.bounds) == [1, 2, 4, math.inf]
     assert list(found.counts) == [1, 2, 1, 1]
     assert found.mean == pytest.approx(15.5 / 5)
     # rank 2.5 of 5 is 1.5 of 2 into the bucket from 1 to 2
     assert found.quantile(0.5) == pytest.approx(1.75)
     assert found.quantile(1.0) == 4, "what lies beyond the last bound is not guessed"
-    nothing = samples.histogram(both, "longleaf_sizes", at="z")
-    assert math.isnan(nothing.mean)
-    assert math.isnan(nothing.quantile(0.5))
+    assert math.isnan(samples.merged([]).mean)
+    assert math.isnan(samples.NOTHING.quantile(0.5))
+
+
+def test_processes_of_other_buckets_meet_in_those_that_both_have() -> None:
+    first = samples.Histogram((1.0, 2.0, 4.0, math.inf), (1.0, 2.0, 3.0, 4.0), 30.0)
+    second = samples.Histogram((2.0, 3.0, 4.0, math.inf), (10.0, 20.0, 30.0, 40.0), 300.0)
+    both = samples.merged([first, second])
+    assert both == samples.Histogram((2.0, 4.0, math.inf), (13.0, 53.0, 44.0), 330.0)
+    assert samples.merged([second, first]) == both
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a_bucket 3", "a_bucket has a bucket without an upper bound"),
+        ('a_bucket{le="abc"} 3', "a_bucket has a bucket without an upper bound"),
+        ('a_bucket{le="1.0"} 3', "the buckets of a do not add up"),
+        ('a_bucket{le="1.0"} 3\na_bucket{le="+Inf"} 2', "the buckets of a do not add up"),
+        ('a_bucket{le="+Inf"} NaN', "no count"),
+        ("a_sum +Inf", "no count"),
+        ("a_total -1", "no count"),
+        ("a_total abc", "could not convert"),
+    ],
+)
+def test_what_counts_nothing_is_refused(text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        samples.histograms(samples.read_samples(text, ("a_",)))

@@ -1,6 +1,7 @@
 """Draft trees: read, laid out, drawn."""
 
 import json
+import math
 import xml.etree.ElementTree as ElementTree
 from typing import Any
 
@@ -61,6 +62,9 @@ def test_text_is_shown_where_the_engine_tells_it_and_escaped() -> None:
         ({"texts": ["a"]}, "each node has a text"),
         ({"context": None}, "mistypes a field"),
         ({"time": {}}, "mistypes a field"),
+        ({"context": math.inf}, "mistypes a field"),
+        ({"time": math.nan}, "are numbers"),
+        ({"log_probs": [0.0, -0.1, -2.3, -0.2, -1.9, math.nan]}, "are numbers"),
     ],
 )
 def test_what_is_no_tree_is_refused(changes: dict[str, Any], why: str) -> None:
@@ -78,3 +82,12 @@ def test_a_probability_is_never_above_one() -> None:
     tree = DraftTree(1.0, 1, (-1,), (1.0,), (0,))
     assert "1 nodes, 0 drafts accepted" in draw(tree)
     assert read_trees(told(log_probs=[1.0] * 6))[0].probabilities == (1.0,) * 6
+
+
+def test_long_texts_are_cut_and_the_newest_trees_kept() -> None:
+    texts = ["a" * 1_000_000, "b" * 40, "c", "d", "e", "f"]
+    (tree,) = read_trees(told(texts=texts))
+    assert tree.texts is not None
+    assert tree.texts[:2] == ("a" * 39 + "\N{HORIZONTAL ELLIPSIS}", "b" * 40)
+    many = json.dumps({"trees": [{**TOLD, "time": float(n)} for n in range(5)]}).encode()
+    assert [tree.time for tree in read_trees(many, most=2)] == [3.0, 4.0]

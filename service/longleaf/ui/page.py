@@ -7,17 +7,19 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.resources import files
 
 from longleaf import __version__
-from longleaf.ui.samples import Histogram
+from longleaf.ui.samples import Histogram, ratio
 from longleaf.ui.state import ContextView, ReplicaView, View
 from longleaf.ui.trees import DraftTree, draw
 
 STYLE = files("longleaf.ui").joinpath("style.css").read_text()
 SCRIPT = files("longleaf.ui").joinpath("refresh.js").read_text()
 _POOL_WIDTH, _SPARK_HEIGHT = 180, 24
+_ROWS = 100
+"""Replicas on one page."""
 
 
-def render(view: View) -> str:
-    """The whole document."""
+def render(view: View, page: int = 1) -> str:
+    """The whole document, with the ``page``th hundred of the replicas: those in trouble first."""
     ready = sum(replica.state == "ready" for replica in view.replicas)
     return (
         "<!doctype html><html lang=en><meta charset=utf-8>"
@@ -25,11 +27,12 @@ def render(view: View) -> str:
         "<noscript><meta http-equiv=refresh content=5></noscript>"
         f"<title>Longleaf: {ready} of {len(view.replicas)} ready</title><style>{STYLE}</style>"
         f"<header><h1>Longleaf</h1><span class=note>gateway {html.escape(__version__)}</span>"
-        f"<span id=lost hidden></span></header>{_main(view, ready)}<script>{SCRIPT}</script></html>"
+        f"<span id=lost hidden></span></header>{_main(view, ready, page)}"
+        f"<script>{SCRIPT}</script></html>"
     )
 
 
-def _main(view: View, ready: int) -> str:
+def _main(view: View, ready: int, page: int) -> str:
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(view.at))
     covered = "since each process started"
     if view.window is not None:
@@ -37,14 +40,33 @@ def _main(view: View, ready: int) -> str:
     note = f"<p class=note>{at} UTC. Counts and times are {covered}.</p>"
     return (
         f'<main data-at="{view.at:.3f}">{note}'
-        f"<h2>Replicas: {ready} of {len(view.replicas)} ready</h2>{_replicas(view.replicas)}"
+        f"<h2>Replicas: {ready} of {len(view.replicas)} ready</h2>{_replicas(view.replicas, page)}"
         f"<h2>Admission: {view.queue_depth:.0f} waiting</h2>{_admission(view)}"
         f"<h2>Speculation by context</h2>{_contexts(view.contexts)}"
         f"<h2>Last draft trees</h2>{_trees(view.trees)}</main>"
     )
 
 
-def _replicas(replicas: Sequence[ReplicaView]) -> str:
+def _replicas(replicas: Sequence[ReplicaView], page: int) -> str:
+    pages = max(1, math.ceil(len(replicas) / _ROWS))
+    page = min(max(1, page), pages)
+    troubled = sorted(replicas, key=lambda replica: replica.state == "ready")
+    shown = troubled[_ROWS * (page - 1) : _ROWS * page]
+    return _pages(page, pages) + _replica_table(shown)
+
+
+def _pages(page: int, pages: int) -> str:
+    if pages == 1:
+        return ""
+    links = [
+        f'<a href="?page={number}">{word}</a>'
+        for word, number in (("Before", page - 1), ("After", page + 1))
+        if 1 <= number <= pages
+    ]
+    return f"<p class=note>Page {page} of {pages}, not ready first. {' '.join(links)}</p>"
+
+
+def _replica_table(replicas: Sequence[ReplicaView]) -> str:
     head = ("Replica", "State", "In flight", "KV pool", "Used", "Cached", "Free")
     return _table(
         "replicas",
@@ -113,13 +135,13 @@ def _contexts(contexts: Sequence[ContextView]) -> str:
             (
                 f"up to {context.bucket}" if context.bucket != "inf" else "over 200k",
                 _count(context.commit_len.count),
-                f"{context.commit_len.mean:.2f}",
+                _mean(context.commit_len.mean, 2),
                 _spark(context.commit_len),
-                f"{context.nodes.mean:.1f}",
-                f"{context.commit_len.mean / context.nodes.mean:.0%}",
+                _mean(context.nodes.mean, 1),
+                _share(ratio(context.commit_len.mean, context.nodes.mean)),
                 _milliseconds(context.step_seconds.mean),
                 _milliseconds(context.step_seconds.quantile(0.95)),
-                _milliseconds(context.step_seconds.mean / context.commit_len.mean),
+                _milliseconds(ratio(context.step_seconds.mean, context.commit_len.mean)),
             )
             for context in contexts
         ],
@@ -177,6 +199,14 @@ def _table(
 
 def _count(amount: float | None) -> str:
     return "not told" if amount is None else f"{amount:,.0f}"
+
+
+def _mean(amount: float, digits: int) -> str:
+    return "not told" if math.isnan(amount) else f"{amount:.{digits}f}"
+
+
+def _share(share: float) -> str:
+    return "not told" if math.isnan(share) else f"{share:.0%}"
 
 
 def _milliseconds(seconds: float) -> str:

@@ -3,7 +3,7 @@ const lost = document.getElementById("lost");
 let seen = Date.now();
 async function refresh() {
   try {
-    const answer = await fetch(location.pathname, { signal: AbortSignal.timeout(5000) });
+    const answer = await fetch(location.pathname + location.search, { signal: AbortSignal.timeout(15000) });
     if (!answer.ok) throw new Error(String(answer.status));
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     document.querySelector("main").replaceWith(page.querySelector("main"));

@@ -1,6 +1,8 @@
 """``/ui``, for the port that serves metrics."""
 
+import asyncio
 import hashlib
+import re
 from base64 import b64encode
 
 from starlette.requests import Request
@@ -30,7 +32,11 @@ HEADERS = {
 def ui_routes(watch: Watch) -> list[Route]:
     """The routes of the page."""
 
-    async def ui(_: Request) -> Response:
-        return HTMLResponse(render(await watch.view()), headers=HEADERS)
+    async def ui(request: Request) -> Response:
+        asked = request.query_params.get("page", "1")
+        page = int(asked) if re.fullmatch(r"[0-9]{1,6}", asked) else 1
+        text = await asyncio.to_thread(render, await watch.view(), page)
+        # An engine's texts may hold halves of characters.
+        return HTMLResponse(text.encode("utf-8", "replace"), headers=HEADERS)
 
     return [Route("/ui", ui)]

@@ -2,36 +2,48 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from prometheus_client import CollectorRegistry
 
 Labels = frozenset[tuple[str, str]]
-Samples = Mapping[tuple[str, Labels], float]
+Key = tuple[str, Labels]
+Samples = Mapping[Key, float]
 """Values by sample name and labels."""
 _SAMPLE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})? ([^ ]+)(?: -?\d+)?\s*$")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _ESCAPED = re.compile(r"\\(.)")
 _COUNTERS = ("_total", "_bucket", "_count", "_sum")
+_KEPT_KEYS = 16_384
+"""Replicas tell the same labels, each time: reading them anew took most of the time."""
 
 
-def read_samples(text: str, families: tuple[str, ...]) -> dict[tuple[str, Labels], float]:
+def read_samples(text: str, families: tuple[str, ...]) -> dict[Key, float]:
     """The samples of an exposition (text format 0.0.4) whose names begin with one of ``families``;
-    ``ValueError`` where one is no sample. The gateway's streams wait meanwhile: prometheus_client's
-    own parser takes ten times as long.
+    ``ValueError`` where one is no sample, or a counter's is no count. prometheus_client's own
+    parser takes ten times as long.
     """
-    found: dict[tuple[str, Labels], float] = {}
+    found: dict[Key, float] = {}
     for line in text.split("\n"):
         if line.startswith(families):
             sample = _SAMPLE.match(line)
             if sample is None:
                 raise ValueError(f"no sample: {line[:100]!r}")
             name, labels, amount = sample.groups()
-            pairs = _LABEL.findall(labels) if labels else ()
-            found[name, frozenset((key, _plain(of)) for key, of in pairs)] = float(amount)
+            value = float(amount)
+            if name.endswith(_COUNTERS) and not 0 <= value < math.inf:
+                raise ValueError(f"no count: {line[:100]!r}")
+            found[_key(name, labels or "")] = value
     return found
+
+
+@lru_cache(_KEPT_KEYS)
+def _key(name: str, labels: str) -> Key:
+    return name, frozenset((key, _plain(of)) for key, of in _LABEL.findall(labels))
 
 
 def _plain(value: str) -> str:
@@ -42,11 +54,11 @@ def _plain(value: str) -> str:
     )
 
 
-def registry_samples(registry: CollectorRegistry) -> dict[tuple[str, Labels], float]:
-    """The samples of a registry, now."""
+def registry_samples(registry: CollectorRegistry, names: Collection[str]) -> dict[Key, float]:
+    """The samples of a registry that have one of ``names``, now."""
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in registry.collect()
+        for family in registry.restricted_registry(names).collect()
         for sample in family.samples
     }
 
@@ -60,28 +72,26 @@ def since(later: Samples, earlier: Samples) -> Samples:
     return counters if any(value < 0 for value in grown.values()) else grown
 
 
-def add(parts: Iterable[Samples]) -> Samples:
-    """Sums over processes."""
-    found: dict[tuple[str, Labels], float] = {}
-    for part in parts:
-        for key, value in part.items():
-            found[key] = found.get(key, 0.0) + value
-    return found
-
-
 def value(samples: Samples, name: str, **labels: str) -> float | None:
-    """One sample; None where it is absent or NaN."""
+    """One sample; None where it is absent or not finite."""
     found = samples.get((name, frozenset(labels.items())))
-    return None if found is None or math.isnan(found) else found
+    return None if found is None or not math.isfinite(found) else found
 
 
 def by_label(samples: Samples, name: str, label: str) -> dict[str, float]:
-    """Sums of a family's samples by the values of one label."""
+    """Sums of a family's samples by the values of one label; what is not finite is left out."""
     found: dict[str, float] = {}
     for (sample, labels), amount in samples.items():
-        if sample == name and (key := dict(labels).get(label)) is not None:
-            found[key] = found.get(key, 0.0) + amount
+        if sample == name and math.isfinite(amount):
+            key = dict(labels).get(label)
+            if key is not None:
+                found[key] = found.get(key, 0.0) + amount
     return found
+
+
+def ratio(part: float, whole: float) -> float:
+    """NaN where ``whole`` is nothing."""
+    return part / whole if whole else math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +110,7 @@ class Histogram:
     @property
     def mean(self) -> float:
         """NaN where nothing was observed."""
-        return self.total / self.count if self.count else math.nan
+        return ratio(self.total, self.count)
 
     def quantile(self, share: float) -> float:
         """Estimated as Prometheus does: linear within a bucket, the last finite bound at most."""
@@ -117,14 +127,52 @@ class Histogram:
         return lower
 
 
-def histogram(samples: Samples, name: str, **labels: str) -> Histogram:
-    """A histogram family's series with exactly these labels; empty where there is none."""
-    wanted = set(labels.items())
-    found: dict[float, float] = {}
-    for (sample, have), amount in samples.items():
-        if sample == f"{name}_bucket" and wanted <= have and len(have) == len(wanted) + 1:
-            found[float(dict(have)["le"])] = amount
-    bounds = tuple(sorted(found))
-    cumulative = [0.0, *(found[bound] for bound in bounds)]
+NOTHING = Histogram((), (), 0.0)
+
+
+def histograms(samples: Samples) -> dict[Key, Histogram]:
+    """Every histogram, by its family's name and labels; ``ValueError`` where one is none."""
+    found: dict[Key, dict[float, float]] = {}
+    for (name, labels), amount in samples.items():
+        if name.endswith("_bucket"):
+            series, bound = _bucket(name, labels)
+            found.setdefault(series, {})[bound] = amount
+    return {
+        (name, labels): _histogram(name, buckets, samples.get((f"{name}_sum", labels), 0.0))
+        for (name, labels), buckets in found.items()
+    }
+
+
+@lru_cache(_KEPT_KEYS)
+def _bucket(name: str, labels: Labels) -> tuple[Key, float]:
+    """The series that a bucket is of, and its upper bound."""
+    try:
+        bound = float(dict(labels)["le"])
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"{name} has a bucket without an upper bound") from error
+    return (name.removesuffix("_bucket"), frozenset(x for x in labels if x[0] != "le")), bound
+
+
+def _histogram(name: str, buckets: Mapping[float, float], total: float) -> Histogram:
+    bounds = tuple(sorted(buckets))
+    cumulative = [0.0, *(buckets[bound] for bound in bounds)]
     counts = tuple(after - before for before, after in pairwise(cumulative))
-    return Histogram(bounds, counts, value(samples, f"{name}_sum", **labels) or 0.0)
+    if min(counts) < 0 or not math.isinf(bounds[-1]):
+        raise ValueError(f"the buckets of {name} do not add up")
+    return Histogram(bounds, counts, total)
+
+
+def merged(parts: Sequence[Histogram]) -> Histogram:
+    """The observations of several processes, in the buckets that all of them have."""
+    if not parts:
+        return NOTHING
+    common = set(parts[0].bounds).intersection(*(part.bounds for part in parts[1:]))
+    bounds = tuple(sorted(common))
+    counts = [0.0] * len(bounds)
+    for part in parts:
+        place: Sequence[int] = range(len(bounds))
+        if part.bounds != bounds:
+            place = [bisect_left(bounds, bound) for bound in part.bounds]
+        for index, count in zip(place, part.counts, strict=True):
+            counts[index] += count
+    return Histogram(bounds, tuple(counts), sum(part.total for part in parts))

@@ -9,6 +9,8 @@ from typing import Any
 
 _COLUMN, _ROW, _MARGIN, _RADIUS = 62.0, 20.0, 16.0, 5.0
 MOST_NODES = 512
+MOST_TREES = 64
+_MOST_TEXT = 40
 _SPACE = "\N{MIDDLE DOT}"
 
 
@@ -33,6 +35,8 @@ class DraftTree:
         nodes = len(self.parents)
         if not 0 < nodes <= MOST_NODES or len(self.probabilities) != nodes:
             raise ValueError(f"a tree has 1 to {MOST_NODES} nodes and a probability of each")
+        if not all(map(math.isfinite, (self.time, *self.probabilities))):
+            raise ValueError("times and probabilities are numbers")
         if self.parents[0] != -1 or any(
             not 0 <= parent < node for node, parent in enumerate(self.parents[1:], 1)
         ):
@@ -51,13 +55,15 @@ class DraftTree:
         return len(self.path)
 
 
-def read_trees(text: bytes) -> list[DraftTree]:
-    """An engine's answer, oldest first; ``ValueError`` says what is wrong with it."""
+def read_trees(text: bytes, most: int = MOST_TREES) -> list[DraftTree]:
+    """The last ``most`` of an engine's answer, oldest first; ``ValueError`` says what is wrong
+    with it.
+    """
     answer = json.loads(text)
     found = answer.get("trees") if isinstance(answer, dict) else None
     if not isinstance(found, list):
         raise ValueError("no list 'trees'")
-    return [_read_tree(one) for one in found]
+    return [_read_tree(one) for one in found[-most:]]
 
 
 def _read_tree(found: Any) -> DraftTree:
@@ -67,12 +73,16 @@ def _read_tree(found: Any) -> DraftTree:
             time=float(found["time"]),
             context=int(found["context"]),
             parents=tuple(map(int, found["parents"])),
-            probabilities=tuple(math.exp(min(0.0, float(one))) for one in found["log_probs"]),
+            probabilities=tuple(math.exp(min(float(one), 0.0)) for one in found["log_probs"]),
             path=tuple(map(int, found["path"])),
-            texts=None if texts is None else tuple(map(str, texts)),
+            texts=None if texts is None else tuple(_shortened(str(text)) for text in texts),
         )
-    except (AttributeError, KeyError, TypeError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError) as error:
         raise ValueError(f"a tree lacks or mistypes a field: {error}") from error
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MOST_TEXT else f"{text[: _MOST_TEXT - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def layout(parents: Sequence[int]) -> list[tuple[int, float]]:
