@@ -50,6 +50,8 @@ def main() -> None:
 
 
 def _read(words: Sequence[str], known: Collection[str], parse: Callable[..., Any]) -> Any:
+    from longleaf.engine import switches
+
     named = [word.partition("=")[0] for word in words if word.startswith("--")]
     unknown = [word for word in named if word not in known]
     if unknown:
@@ -57,7 +59,9 @@ def _read(words: Sequence[str], known: Collection[str], parse: Callable[..., Any
     said = io.StringIO()
     try:
         with redirect_stderr(said):
-            return vars(parse(words))
+            read = parse(words)
+        switches.refuse(read)
+        return vars(read)
     except SystemExit:
         return said.getvalue().splitlines()[-1]
 

@@ -176,6 +176,15 @@ def test_the_engine_is_started_as_its_command_reads(full: Rendered) -> None:
     assert variables["LONGLEAF_ENGINE_API_KEY"]["secretKeyRef"]["name"] == "longleaf-engine-key"
 
 
+def test_files_beside_the_weights_run_unless_the_values_refuse(tools: Tools) -> None:
+    """Kimi K2.6's tokenizer is such a file."""
+    for asked in (True, False):
+        rendered = tools.template("default", {"model.trustRemoteCode": asked})
+        arguments = container(rendered.engine, "engine")["args"]
+        assert ("--trust-remote-code" in arguments) is asked
+        assert "--disable-prefill-cuda-graph" in arguments
+
+
 def test_the_schema_knows_the_plugins_options() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     speculative = schema["properties"]["engine"]["properties"]["speculative"]["properties"]

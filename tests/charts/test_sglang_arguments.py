@@ -74,6 +74,8 @@ def test_sglang_reads_every_shape(read: dict[str, Any]) -> None:
         assert found["speculative_draft_attention_backend"] == "triton"
         assert found["enable_metrics"] is True
         assert found["skip_server_warmup"] is True
+        assert found["disable_prefill_cuda_graph"] is True
+        assert found["trust_remote_code"] is True
     assert read["default"]["speculative_num_draft_tokens"] == 32
     assert read["default"]["kv_cache_dtype"] == "auto"
     assert read["default"]["api_key"] is None

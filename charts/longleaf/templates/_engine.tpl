@@ -52,6 +52,10 @@
 - --kv-cache-dtype={{ $engine.kvCacheDtype }}
 - --page-size=1
 - --attention-backend=longleaf_mla
+- --disable-prefill-cuda-graph
+{{- if .Values.model.trustRemoteCode }}
+- --trust-remote-code
+{{- end }}
 - --skip-server-warmup
 - --enable-metrics
 {{- if $engine.speculative.enabled }}
