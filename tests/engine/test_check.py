@@ -59,6 +59,11 @@ REFUSED: dict[str, tuple[str, dict[str, str], str]] = {
     "theirs": ("--ssl-certfile /nowhere.pem", {}, "SGLang refuses its arguments (--ssl-certfile"),
     "window": ("--speculative-draft-window-size 0", {}, "--speculative-draft-window-size"),
     "config": ("--config /nowhere.yaml", {}, "--config cannot be read"),
+    "huge": ("", {OPTION: f'{{"step_ms": [[8, 9, {10**400}]]}}'}, "beyond any number"),
+    "seed": ("", {OPTION: f'{{"sampling_seed": {2**62}}}'}, "sampling_seed must be between"),
+    "simulated": ("", {"SGLANG_SIMULATE_ACC_LEN": "3"}, "SGLANG_SIMULATE_ACC_LEN is 3"),
+    "no port": ("--port 0", {}, "--port is 0"),
+    "port": ("--port 70000", {}, "from 1 to 65535"),
     "gRPC": ("--smg-grpc-mode", {}, "over HTTP"),
     "node": ("--nnodes 2 --node-rank 1", {}, "--node-rank is 1"),
 }

@@ -34,6 +34,7 @@ REFUSED = {
     "--enable-dp-attention": "different node counts",
     "--enable-lora": "beside NGRAM alone",
     "--lora-paths a=b": "beside NGRAM alone",
+    "--enable-multi-layer-eagle": "list of drafters",
     "--disaggregation-mode decode": "no state to draft from",
     "--enable-lmcache": "stale ones",
     "--enable-flexkv": "stale ones",

@@ -74,13 +74,14 @@ def check_models(parsed: Any) -> None:
 
 
 def _check_environment() -> None:
-    from sglang.srt.speculative.spec_utils import SIMULATE_ACC_LEN
+    from sglang.srt.environ import envs
 
     from longleaf.engine import extend
 
-    if SIMULATE_ACC_LEN > 0:
+    simulated = envs.SGLANG_SIMULATE_ACC_LEN.get()
+    if simulated > 0:
         raise DriftError(
-            f"SGLANG_SIMULATE_ACC_LEN is {SIMULATE_ACC_LEN}: DDTREE does not simulate acceptance",
+            f"SGLANG_SIMULATE_ACC_LEN is {simulated}: DDTREE does not simulate acceptance",
             "unset it",
         )
     for read in (extend.chosen_varlen, extend.absorbed_extend_tokens):

@@ -11,6 +11,7 @@ from typing import Any
 ENGINE_VARIABLE = "LONGLEAF_ENGINE"
 DEFAULT_NODES = (1, 8, 16, 32, 64)
 MAX_NODES = 128
+MAX_SEED = 2**62
 MAX_BLOCK = 16
 """The tree kernels take 15 drafted depths."""
 
@@ -48,6 +49,11 @@ class EngineOptions:
             raise ValueError(f"grammar_nodes must be at least 1, got {self.grammar_nodes}")
         if self.sample_phases < 0:
             raise ValueError(f"sample_phases must not be negative, got {self.sample_phases}")
+        if not abs(self.sampling_seed) < MAX_SEED:
+            raise ValueError(
+                f"sampling_seed must be between -{MAX_SEED} and {MAX_SEED}, "
+                f"got {self.sampling_seed}"
+            )
         for row in self.step_ms:
             nodes, context, milliseconds = row
             timed = math.isfinite(milliseconds) and milliseconds > 0
@@ -107,7 +113,10 @@ def _measured(value: Any) -> tuple[tuple[int, int, float], ...]:
                 f"{ENGINE_VARIABLE}: step_ms must be a list of [nodes, context, milliseconds], "
                 f"got {value!r}"
             )
-        rows.append((row[0], row[1], float(row[2])))
+        try:
+            rows.append((row[0], row[1], float(row[2])))
+        except OverflowError as error:
+            raise ValueError(f"{ENGINE_VARIABLE}: step_ms has a time beyond any number") from error
     return tuple(rows)
 
 

@@ -126,6 +126,12 @@ BESIDE_TREES = (
         _without("--enable-lora and --lora-paths"),
     ),
     Switch(
+        "--enable-multi-layer-eagle",
+        _value("enable_multi_layer_eagle"),
+        "SGLang would look for that algorithm's list of drafters",
+        _without("--enable-multi-layer-eagle"),
+    ),
+    Switch(
         "--disaggregation-mode",
         _other_than("disaggregation_mode", None, "null"),
         "SGLang hands the decode server no state to draft from",
@@ -172,6 +178,12 @@ BESIDE_TREES = (
 
 
 AT_LAUNCH = (
+    Switch(
+        "--port",
+        lambda args: not 1 <= args.port <= 65535,
+        "a server that can be asked has a port from 1 to 65535",
+        "--port 30000",
+    ),
     Switch(
         "--smg-grpc-mode",
         _value("smg_grpc_mode"),
