@@ -130,7 +130,7 @@ bench-gateway: $(VENV)/.dev .venv-peers/.ready .venv-litellm/.ready ## Measure t
 	$(BIN)/python -m ops.bench.gateway $(BENCH_ARGS)
 
 bench-load: $(VENV)/.dev $(LOAD_VENV)/.ready .venv-clients/.ready ## Load the service to saturation and beyond, embedded and simulated; writes ops/results/load.json
-	@PYTHONPATH=. $(BIN)/python -m ops.bench.load $(BENCH_ARGS)
+	@PYTHONPATH=.:loadtest $(BIN)/python -m ops.bench.load $(BENCH_ARGS)
 
 clean: ## Remove the venv and caches
 	rm -rf $(VENV) $(TORCH_VENV) $(ENGINE_VENV) $(CUDA_VENV) $(LOAD_VENV) .venv-peers .venv-litellm .venv-clients build kernels/longleaf_kernels/lib .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -36,6 +36,25 @@ def tokens(text: str | int, field: str) -> int:
     return number
 
 
+_GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+class Even(random.Random):
+    """Its first number is the ``number``-th of a sequence that fills 0 to 1 evenly, so that few
+    draws of a distribution look like many.
+    """
+
+    def __init__(self, seed: int, number: int) -> None:
+        super().__init__(f"even {seed} {number}")
+        start = random.Random(f"even {seed}").random()
+        self._first: float | None = (start + number * _GOLDEN) % 1.0
+
+    def random(self) -> float:
+        """The even one, then any."""
+        first, self._first = self._first, None
+        return super().random() if first is None else first
+
+
 @dataclass(frozen=True, slots=True)
 class Lengths:
     """A distribution, with what the plan calls it."""

@@ -26,12 +26,13 @@ class Traced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """``api``: ``chat``, or ``completions`` with prompts of token ids. ``documents``: how many
-    shared documents there are, ``document_share`` the part of sessions that ask about one.
-    ``turns`` and ``think_seconds``: of a conversation. ``cancel_share``: clients that leave, half
-    of them before the first token. ``retries``: how often a refused client comes back, when it is
-    told to. ``stop_below``: end after a phase in which less than this part of the requests meets
-    the objective.
+    """``even``: prompt lengths are spread evenly over the arrivals, not at random. ``api``:
+    ``chat``, or ``completions`` with prompts of token ids. ``documents``: how many shared documents
+    there are, ``document_share`` the part of sessions that ask about one. ``turns`` and
+    ``think_seconds``: of a conversation. ``cancel_share``: clients that leave, half of them before
+    the first token. ``retries``: how often a refused client comes back, when it is told to.
+    ``stop_below``: end after a phase in which less than this part of the requests meets the
+    objective.
     """
 
     phases: tuple[Phase, ...]
@@ -39,6 +40,7 @@ class Plan:
     answer: Lengths
     trace: tuple[Traced, ...] = ()
     texts: tuple[tuple[str, float], ...] = tuple((kind, 1.0) for kind in KINDS)
+    even: bool = False
     api: str = "chat"
     seed: int = 1
     documents: int = 4
@@ -60,7 +62,7 @@ class Plan:
 
 _SECTIONS = {
     "": {"seed", "api", "retries", "stop_below", "timeout_seconds", "trace", "phase"},
-    "prompts": {"length", "longest", "texts"},
+    "prompts": {"length", "longest", "texts", "even"},
     "answers": {"max_tokens"},
     "documents": {"count", "length", "share"},
     "turns": {"count", "think_seconds"},
@@ -107,6 +109,7 @@ def parse_plan(
         answer=lengths(values.get("answers", {}).get("max_tokens", 128), "answers.max_tokens"),
         trace=trace,
         texts=_texts(prompts.get("texts", dict.fromkeys(KINDS, 1.0))),
+        even=_flag(prompts.get("even", False), "prompts.even"),
         api=api,
         seed=_count(values.get("seed", 1) if seed is None else seed, "seed", 0),
         documents=_count(documents.get("count", 4), "documents.count", 1),
@@ -209,6 +212,12 @@ def _texts(values: Any) -> tuple[tuple[str, float], ...]:
     if not isinstance(values, Mapping) or not values or set(values) - set(KINDS):
         raise PlanError(f"prompts.texts must give shares to {', '.join(KINDS)}, got {values!r}")
     return tuple((kind, positive(part, f"prompts.texts.{kind}")) for kind, part in values.items())
+
+
+def _flag(value: Any, field: str) -> bool:
+    if not isinstance(value, bool):
+        raise PlanError(f"{field} must be true or false, got {value!r}")
+    return value
 
 
 def _count(value: Any, field: str, least: int) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from longleaf_load.arrivals import Arrival, arrivals
+from longleaf_load.lengths import Even
 from longleaf_load.plan import Plan
 from longleaf_load.prompts import PromptSource
 
@@ -99,6 +100,7 @@ class Conversation:
         self._source = source
         self._random = random_
         self._line = plan.trace[number % len(plan.trace)] if plan.trace else None
+        self._length_random = Even(plan.seed, number) if plan.even else random_
         self._messages: list[dict[str, str]] = []
         self._done = 0
         self._kind = (self._line.text if self._line else None) or _kind(plan, random_)
@@ -151,7 +153,7 @@ class Conversation:
             length = self._line.prompt_tokens
         else:
             assert self._plan.prompt is not None
-            length = self._plan.prompt.draw(self._random)
+            length = self._plan.prompt.draw(self._length_random)
         return min(max(length, self._source.shortest), self._plan.longest)
 
     def _chat(self, length: int, document: int | None) -> Turn:

@@ -22,6 +22,8 @@ from longleaf.capacity.model import Model
 from longleaf.capacity.traffic import normalized, parse_kind
 from longleaf.simulate.commits import load_commits
 from longleaf.simulate.curve import load_curve
+from longleaf_load.records import read_records
+from longleaf_load.slo import Slo, parse_slo
 from ops.bench.gateway_peers import ROOT, TOKENIZER, cpu_seconds, resident_bytes
 from ops.bench.load_stack import GATEWAY_URL, Stack, load, record_curve, running
 from ops.bench.results import RESULTS_DIR, Row, format_table, write_results
@@ -148,9 +150,15 @@ class Bench:
             spent = cpu_seconds(stack.gateway) - before
             lost = stack.lost_seconds()
         phases = {one["name"]: one for one in report["phases"]}
+        objective = parse_slo(slo[1:])
+        work = _work(self._out / name / "records.jsonl", objective, len(phases))
+        n = phases["2x"]["requests"]
+        self._add(f"{name}_goodput_2x_vs_1x", work[2] / work[1], "ratio", "higher", 0.9, n=n)
         most, twice = (phases[one]["goodput_per_second"] for one in ("1x", "2x"))
-        self._add(f"{name}_goodput_2x_vs_1x", twice / most, "ratio", "higher", 0.9,
-                  n=phases["2x"]["requests"])  # fmt: skip
+        self._add(f"{name}_goodput_requests_2x_vs_1x", twice / most, "ratio", "higher", n=n)
+        for label, done, one in zip(phases, work, phases.values(), strict=True):
+            busy = done / one["seconds"] / speed / replicas
+            self._add(f"{name}_goodput_{label}_of_capacity", busy, "share")
         for label, one in phases.items():
             self._add(
                 f"{name}_offered_{label}_per_s", one["offered_per_second"] / speed, "requests/s"
@@ -290,6 +298,20 @@ class _Memory:
             self._samples.append(
                 (resident_bytes(self._stack.engines), resident_bytes(self._stack.gateway))
             )
+
+
+def _work(path: Path, slo: Slo, phases: int) -> list[float]:
+    """By phase: what of a replica's time, in the curve's seconds, the requests took that met the
+    objective. Requests differ a hundredfold: their number says little of what was served.
+    """
+    curve, done = load_curve("h200-ddtree"), [0.0] * phases
+    for record in read_records(path):
+        if slo.met_by(record):
+            context = record.prompt_tokens + record.max_tokens // 2
+            step = curve.step_seconds([context] * _SEQUENCES) / _SEQUENCES
+            done[record.phase] += curve.prompt_seconds(record.prompt_tokens)
+            done[record.phase] += (record.steps or 0) * step
+    return done
 
 
 def _slo(*items: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from longleaf_load.arrivals import Phase, arrivals
-from longleaf_load.lengths import PlanError, lengths
+from longleaf_load.lengths import Even, PlanError, lengths
 from longleaf_load.plan import load_plan, parse_plan
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,6 +64,17 @@ def test_distributions() -> None:
     assert statistics.median(drawn("lognormal 4k 1.0")) == pytest.approx(4096, rel=0.08)
     mixed = drawn([{"share": 3, "length": 10}, {"share": 1, "length": "185k"}])
     assert mixed.count(10) == pytest.approx(3000, rel=0.05)
+
+
+def test_even_draws_look_like_many() -> None:
+    mixed = lengths([{"share": 0.7, "length": 1}, {"share": 0.3, "length": 2}], "length").draw
+    for begin in (0, 40, 80):  # any forty in a row
+        drawn = [mixed(Even(5, number)) for number in range(begin, begin + 40)]
+        assert abs(drawn.count(2) - 12) <= 1
+    assert Even(5, 3).random() == Even(5, 3).random() != Even(6, 3).random()
+    spread = lengths("log_uniform 1k 64k", "length").draw
+    median = statistics.median(spread(Even(1, number)) for number in range(30))
+    assert median == pytest.approx(8192, rel=0.15)
 
 
 @pytest.mark.parametrize(
