@@ -333,7 +333,7 @@ def _run_aiperf(folder: Path) -> dict[str, Any]:
     return measured
 
 
-_PARTS = ("validate", "saturate", "fleets", "soak", "aiperf")
+_PARTS = ("fleets", "soak", "aiperf", "saturate", "validate")
 
 
 @click.command()
@@ -364,8 +364,8 @@ def main(
         }
         for part in parts:
             work[part]()
+            path = write_results("load", "make bench-load", bench.rows, directory=results)
     click.echo(format_table(bench.rows))
-    path = write_results("load", "make bench-load", bench.rows, directory=results)
     click.echo(f"{path}, after {time.monotonic() - begin:.0f} s")
 
 
