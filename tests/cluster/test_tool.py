@@ -1,22 +1,26 @@
 """``longleaf cluster`` against the control plane, with engines and a gateway that run."""
 
 import json
+import os
 import signal
 import sys
 import tarfile
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from subprocess import Popen, run
+from subprocess import PIPE, STDOUT, Popen, run
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from longleaf.cluster.bundle import cleaned, scrubbed
+from longleaf.cluster.client import Cluster, ClusterError
 from longleaf.cluster.command import cluster_command
+from longleaf.cluster.drain import Drain, DrainConfig, DrainError
+from longleaf.cluster.undo import Step, Undo
 from tests.charts.rendering import Rendered
 from tests.cluster.control_plane import ControlPlane, eventually
 from tests.cluster.old_api import translated
@@ -263,7 +267,7 @@ def test_the_only_ready_engine_stays(release: Release) -> None:
     try:
         done = release.call("drain", "chat-longleaf-engine-0")
         assert done.exit_code == 1
-        assert "no other engine is ready" in done.stderr
+        assert "no other engine is ready and serves" in done.stderr
     finally:
         release.plane.run_pod(
             NAMESPACE, "chat-longleaf-engine-1", ENGINES["chat-longleaf-engine-1"]
@@ -272,26 +276,139 @@ def test_the_only_ready_engine_stays(release: Release) -> None:
     assert "unschedulable" not in node["spec"]
 
 
-def test_a_refused_eviction_is_undone(release: Release, budget: dict[str, Any]) -> None:
+def _serving(release: Release, name: str, value: str) -> None:
+    body = {"metadata": {"labels": {"longleaf.dev/serving": value}}}
+    release.plane.ask("PATCH", f"{PODS}/{name}", body, kind="application/merge-patch+json")
+
+
+def _as_it_was(release: Release, name: str) -> None:
+    pod = release.plane.ask("GET", f"{PODS}/{name}")
+    assert pod["metadata"]["labels"]["longleaf.dev/serving"] == "true"
+    assert "deletionTimestamp" not in pod["metadata"]
+    node = release.plane.ask("GET", f"/api/v1/nodes/{release.node_of(name)}")
+    assert not node["spec"].get("unschedulable")
+    address = ENGINES[name]
+    eventually(lambda: release.states(address) == {"ready"}, "the gateway sends to it")
+
+
+def test_an_engine_that_is_out_of_its_service_is_no_other_engine(release: Release) -> None:
+    _serving(release, "chat-longleaf-engine-1", "false")
+    try:
+        done = release.call("drain", "chat-longleaf-engine-0")
+    finally:
+        _serving(release, "chat-longleaf-engine-1", "true")
+    assert done.exit_code == 1
+    assert "no other engine is ready and serves" in done.stderr
+    assert done.stdout == ""
+    _as_it_was(release, "chat-longleaf-engine-0")
+
+
+def test_of_two_drains_at_once_neither_takes_the_last_engine(release: Release) -> None:
+    """The other one leaves after this one has looked, and before it has changed anything."""
+    first, second = ENGINES
+
+    class Raced(Cluster):
+        def evict(self, pod: str, uid: str, *, dry_run: bool = False) -> None:
+            super().evict(pod, uid, dry_run=dry_run)
+            assert dry_run
+            _serving(release, second, "false")
+
+    cluster = Raced.connected(release.kubeconfig, None, NAMESPACE, "chat")
+    try:
+        with pytest.raises(DrainError, match="no other engine is ready and serves"):
+            Drain(cluster, DrainConfig(seconds=30)).run(first)
+    finally:
+        cluster.close()
+        _serving(release, second, "true")
+    _as_it_was(release, first)
+
+
+def test_a_drain_that_the_budget_refuses_changes_nothing(
+    release: Release, budget: dict[str, Any]
+) -> None:
     _unready(release, "chat-longleaf-engine-1")
-    name, address = "chat-longleaf-engine-0", ENGINES["chat-longleaf-engine-0"]
+    name = "chat-longleaf-engine-0"
     try:
         eventually(lambda: _allowed(release) == 0, "the budget allows nothing")
-        done = release.call("drain", name, "--only", "--timeout", "15")
+        done = release.call("drain", name, "--only", "--timeout", "8")
     finally:
         release.plane.run_pod(
             NAMESPACE, "chat-longleaf-engine-1", ENGINES["chat-longleaf-engine-1"]
         )
     assert done.exit_code == 1
     assert "disruption budget" in done.stderr
-    assert f"{release.gateway} has let go" in done.stdout
-    assert "serves again" in done.stdout
-    pod = release.plane.ask("GET", f"{PODS}/{name}")
-    assert pod["metadata"]["labels"]["longleaf.dev/serving"] == "true"
-    assert "deletionTimestamp" not in pod["metadata"]
-    node = release.plane.ask("GET", f"/api/v1/nodes/{release.node_of(name)}")
-    assert not node["spec"].get("unschedulable")
-    eventually(lambda: release.states(address) == {"ready"}, "the gateway sends to it again")
+    assert "cordoned" not in done.stdout
+    assert "leaves" not in done.stdout
+    _as_it_was(release, name)
+
+
+@contextmanager
+def _draining(release: Release, name: str) -> Iterator[Popen[str]]:
+    """A drain as a process of its own."""
+    options = ("-n", NAMESPACE, "--release", "chat", "--kubeconfig", str(release.kubeconfig))
+    command = [sys.executable, "-m", "longleaf", "cluster", *options, "drain", name]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with Popen(command, stdout=PIPE, stderr=STDOUT, text=True, env=environment) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _read_until(process: Popen[str], said: str) -> None:
+    assert process.stdout is not None
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if said in line:
+            return
+    pytest.fail(f"ended without saying {said!r}: {seen}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_an_ended_drain_is_undone(release: Release, number: signal.Signals) -> None:
+    name = "chat-longleaf-engine-0"
+    with _draining(release, name) as process:
+        _read_until(process, "leaves its Service")
+        process.send_signal(number)
+        said = process.communicate(timeout=60)[0]
+    assert process.returncode != 0
+    assert f"{name} serves again" in said
+    assert "is uncordoned" in said
+    _as_it_was(release, name)
+
+
+def test_what_the_api_server_misses_is_undone_when_it_is_back(release: Release) -> None:
+    name = "chat-longleaf-engine-0"
+    with _draining(release, name) as process:
+        _read_until(process, "is cordoned")
+        release.plane.stop_api_server()
+        process.send_signal(signal.SIGTERM)
+        try:
+            assert process.poll() is None
+        finally:
+            release.plane.start_api_server()
+        said = process.communicate(timeout=90)[0]
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "is uncordoned" in said
+    _as_it_was(release, name)
+
+
+def test_what_cannot_be_undone_is_told_as_commands() -> None:
+    said: list[str] = []
+    done: list[str] = []
+
+    def refused() -> None:
+        raise ClusterError("no")
+
+    undo = Undo(said.append, 1.0)
+    undo.change(lambda: None, Step(lambda: done.append("first"), "first is back", "kubectl 1"))
+    undo.change(lambda: None, Step(refused, "second is back", "kubectl 2"))
+    with pytest.raises(ClusterError):
+        undo.change(refused, Step(refused, "third is back", "kubectl 3"))
+    undo.run()
+    assert said == ["not undone (no); to undo it: kubectl 2", "first is back"]
+    assert done == ["first"]
 
 
 def test_drain_ends_an_engine_after_gateways_let_go_and_its_streams_end(

@@ -27,6 +27,10 @@ class ClusterError(RuntimeError):
     """The cluster cannot be reached, or refused; the message says what."""
 
 
+class UnreachableError(ClusterError):
+    """No answer, or one that says that there will be one later: worth another try."""
+
+
 class EvictionRefusedError(ClusterError):
     """A disruption budget allows no pod to go now."""
 
@@ -37,10 +41,15 @@ def _told() -> Iterator[None]:
     try:
         yield
     except client.ApiException as error:
-        message = _message(error)
-        raise (EvictionRefusedError if error.status == 429 else ClusterError)(message) from error
+        raise _kind(error.status or 0)(_message(error)) from error
     except urllib3.exceptions.HTTPError as error:
-        raise ClusterError(f"the API server cannot be reached: {error}") from error
+        raise UnreachableError(f"the API server cannot be reached: {error}") from error
+
+
+def _kind(status: int) -> type[ClusterError]:
+    if status == 429:
+        return EvictionRefusedError
+    return UnreachableError if status >= 500 else ClusterError
 
 
 def _message(error: client.ApiException) -> str:
@@ -145,12 +154,19 @@ class Cluster:
         with _told():
             self._core.patch_node(node, body, _preload_content=False, _request_timeout=_SECONDS)
 
-    def evict(self, pod: str) -> None:
-        """End a pod in order; ``EvictionRefusedError`` where a disruption budget forbids it."""
+    def evict(self, pod: str, uid: str, *, dry_run: bool = False) -> None:
+        """End the pod of this name and uid in order, or ask whether it could be.
+
+        ``EvictionRefusedError`` where a disruption budget forbids it.
+        """
         body = client.V1Eviction(
             api_version="policy/v1",
             kind="Eviction",
             metadata=client.V1ObjectMeta(name=pod, namespace=self.namespace),
+            delete_options=client.V1DeleteOptions(
+                preconditions=client.V1Preconditions(uid=uid),
+                dry_run=["All"] if dry_run else None,
+            ),
         )
         with _told():
             self._core.create_namespaced_pod_eviction(

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from longleaf.signals import raised
+
 if TYPE_CHECKING:
     from longleaf.cluster.client import Cluster
 
@@ -77,16 +79,21 @@ def status_command(where: Where) -> None:
 @click.option("--cordon/--no-cordon", default=True, show_default=True, help="Its node too.")
 @click.option("--only", is_flag=True, help="Even where no other engine is ready.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Until it is gone.")
-@click.option("--timeout", default=4000.0, show_default=True, help="Seconds to wait for each step.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Seconds to wait for each step. Default: the pod's grace period, and a minute.",
+)
 @click.pass_obj
 def drain_command(
-    where: Where, pod: str, cordon: bool, only: bool, wait: bool, timeout: float
+    where: Where, pod: str, cordon: bool, only: bool, wait: bool, timeout: float | None
 ) -> None:
     """Take one engine out: gateways let go of it, then it is evicted, and its answers end.
 
-    Its node is cordoned before. Disruption budgets hold; what cannot be done is undone.
+    Its node is cordoned before. Disruption budgets hold; what cannot be done is undone, also when
+    this command is ended.
     """
-    with _cluster(where) as cluster:
+    with raised(), _cluster(where) as cluster:
         from longleaf.cluster.drain import Drain, DrainConfig
 
         Drain(cluster, DrainConfig(cordon, only, wait, timeout), click.echo).run(pod)
