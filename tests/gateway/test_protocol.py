@@ -43,6 +43,12 @@ def wire(body: object, *headers: str, version: str = "1.1") -> bytes:
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + text
 
 
+def chunked(*headers: str) -> bytes:
+    """The head of a chat whose body comes in chunks."""
+    lines = [f"POST {CHAT} HTTP/1.1", "host: x", "transfer-encoding: chunked", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n"
+
+
 async def rest(reader: asyncio.StreamReader) -> bytes:
     async with asyncio.timeout(LIMIT):
         return await reader.read()
@@ -159,12 +165,6 @@ async def test_a_get_with_a_wish_for_websockets_is_answered() -> None:
         writer.write(b"GET /livez HTTP/1.1\r\n" + wish + b"\r\n")
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
         writer.close()
-
-
-def chunked(*headers: str) -> bytes:
-    """The head of a chat whose body comes in chunks."""
-    lines = [f"POST {CHAT} HTTP/1.1", "host: x", "transfer-encoding: chunked", *headers]
-    return "\r\n".join(lines).encode() + b"\r\n\r\n"
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -300,10 +300,11 @@ async def test_http_1_0_gets_its_answer_unchunked() -> None:
         writer.close()
 
 
-async def test_expect_100_continue() -> None:
+@pytest.mark.parametrize("wish", ["expect: 100-continue", "Expect: 100-Continue"])
+async def test_expect_100_continue(wish: str) -> None:
     async with gateway_over(answer_captured_chat) as (gateway, _):
         reader, writer = await connect(gateway)
-        head, _, body = wire(chat(), "expect: 100-continue").partition(b"\r\n\r\n")
+        head, _, body = wire(chat(), wish).partition(b"\r\n\r\n")
         writer.write(head + b"\r\n\r\n")
         assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         writer.write(body)

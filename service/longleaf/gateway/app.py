@@ -12,7 +12,6 @@ from prometheus_client import CollectorRegistry
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.types import ASGIApp
 
 from longleaf import __version__
 from longleaf.gateway.admission.admission import Admission
@@ -39,7 +38,7 @@ def build_app(
     drain: Drain,
     prometheus: CollectorRegistry,
     tracing: Tracing | None = None,
-) -> tuple[ASGIApp, ReplicaRegistry]:
+) -> tuple[Front, ReplicaRegistry]:
     """The public application, and its replicas. Its lifespan opens and closes their clients.
 
     ``tracing``: by default as configured. Raises ``ValueError`` for a key file that cannot be used.

@@ -23,7 +23,7 @@ from longleaf.gateway.app import build_app
 from longleaf.gateway.config import GatewayConfig
 from longleaf.gateway.drain import Drain
 from longleaf.gateway.files import file_version
-from longleaf.gateway.protocol import ConnectionLimits, http_protocol
+from longleaf.gateway.protocol import ConnectionLimits, OnRefusal, http_protocol
 from longleaf.gateway.replicas.registry import ReplicaRegistry
 from longleaf.gateway.tracing import Tracing
 from longleaf.ui.routes import ui_routes
@@ -90,8 +90,9 @@ class GatewayServer:
             config.header_timeout, config.write_timeout, _KEEPALIVE_SECONDS, config.max_header_bytes
         )
         tls = (config.tls_certificate_file, config.tls_key_file)
-        self._public = _server(app, limits, "on", tls)
-        self._admin = _server(_admin_app(prometheus, registry), limits, "off")
+        self._public = _server(app, limits, app.refuse, "on", tls)
+        admin = _admin_app(prometheus, registry)
+        self._admin = _server(admin, limits, lambda _: None, "off")
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -172,6 +173,7 @@ class GatewayServer:
 def _server(
     app: ASGIApp,
     limits: ConnectionLimits,
+    on_refusal: OnRefusal,
     lifespan: "uvicorn.config.LifespanType",
     tls: tuple[Path | None, Path | None] = (None, None),
 ) -> _Server:
@@ -179,7 +181,7 @@ def _server(
     return _Server(
         uvicorn.Config(
             app,
-            http=http_protocol(limits),
+            http=http_protocol(limits, on_refusal),
             ssl_certfile=certificate,
             ssl_keyfile=key,
             ws="none",

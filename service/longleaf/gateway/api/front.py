@@ -98,6 +98,12 @@ class Front:
             if tracing is not None and span is not None:
                 tracing.end(span, record)
 
+    def refuse(self, error: errors.ApiError) -> None:
+        """Count what was refused before it was a request."""
+        rid = os.urandom(16).hex()
+        record = RequestRecord(rid, rid, "", "other", status=error.status, reason=error.reason)
+        self._finish(record)
+
     def _refusal(self, scope: Scope, route: str) -> errors.ApiError | None:
         scope["longleaf.key"] = None
         if self._keys is not None and route not in _OPEN:

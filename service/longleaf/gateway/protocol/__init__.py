@@ -11,6 +11,6 @@ envelope, and answers clients that have closed their sending side only.
     timers      what ends a connection that does nothing
 """
 
-from longleaf.gateway.protocol.connection import ConnectionLimits, http_protocol
+from longleaf.gateway.protocol.connection import ConnectionLimits, OnRefusal, http_protocol
 
-__all__ = ["ConnectionLimits", "http_protocol"]
+__all__ = ["ConnectionLimits", "OnRefusal", "http_protocol"]

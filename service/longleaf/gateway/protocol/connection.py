@@ -5,6 +5,7 @@ import functools
 import logging
 import ssl
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, cast
@@ -38,9 +39,13 @@ class ConnectionLimits:
     max_header_bytes: int = 64 * 1024
 
 
-def http_protocol(limits: ConnectionLimits) -> type[asyncio.Protocol]:
+OnRefusal = Callable[[errors.ApiError], None]
+"""Told of what was refused before it was a request."""
+
+
+def http_protocol(limits: ConnectionLimits, on_refusal: OnRefusal) -> type[asyncio.Protocol]:
     """The protocol for ``uvicorn.Config(http=…)``."""
-    return cast(type[asyncio.Protocol], functools.partial(HttpProtocol, limits))
+    return cast(type[asyncio.Protocol], functools.partial(HttpProtocol, limits, on_refusal))
 
 
 class Input(Enum):
@@ -64,6 +69,7 @@ class HttpProtocol(asyncio.Protocol):
     def __init__(
         self,
         limits: ConnectionLimits,
+        on_refusal: OnRefusal,
         config: Config,
         server_state: ServerState,
         app_state: dict[str, Any],
@@ -72,6 +78,7 @@ class HttpProtocol(asyncio.Protocol):
         self.loop = _loop or asyncio.get_running_loop()
         self.write_paused = False
         self._limits = limits
+        self._on_refusal = on_refusal
         self._app = cast(ASGIApp, config.loaded_app)
         self._state = server_state
         self._app_state = app_state
@@ -198,8 +205,7 @@ class HttpProtocol(asyncio.Protocol):
             "headers": head.headers,
             "state": self._app_state.copy(),
         }
-        expects = (b"expect", b"100-continue") in head.headers
-        request = self._receiving = Request(self, scope, head.keep_alive, expects)
+        request = self._receiving = Request(self, scope, head.keep_alive, head.expects)
         if self._current is None:
             self._run(request)
         else:
@@ -313,6 +319,7 @@ class HttpProtocol(asyncio.Protocol):
         if self._refusal is None:
             self._close()
         else:
+            self._on_refusal(self._refusal)
             self.write(refusal(self._refusal, self.default_headers))
             self._close_gently()
 
