@@ -4,12 +4,15 @@ The embedded engine and the SGLang plugin publish the engine families, the gatew
 own. A family object belongs to the registry that is passed in: nothing here is process-wide.
 """
 
+import math
+import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.metrics_core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 _CONTEXT_BOUNDS: tuple[tuple[int, str], ...] = (
@@ -416,14 +419,51 @@ GPU_METRICS: Mapping[str, str] = {
 """What the GPU exporter publishes as ``longleaf_gpu_<name>``, with help texts."""
 
 
-class GpuMetrics:
-    """The GPU families. What no source can tell is absent, and ``supported`` says so."""
+class GpuFigures(Collector):
+    """Figures by metric and GPU, until ``expiry`` seconds after they were set: what a source that
+    hangs said last is no figure of now. ``clock`` gives seconds.
+    """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self.values: Mapping[str, Gauge] = {
-            name: Gauge(f"longleaf_gpu_{name}", text, ("gpu",), registry=registry)
-            for name, text in GPU_METRICS.items()
-        }
+    def __init__(self, expiry: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._expiry = expiry
+        self._clock = clock
+        self._now: tuple[float, Mapping[str, Mapping[str, float]], Mapping[str, bool]]
+        self._now = -math.inf, {}, {}
+
+    def set(self, figures: Mapping[str, Mapping[str, float]], up: Mapping[str, bool]) -> None:
+        """``figures``: values by metric (``GPU_METRICS``) and GPU; ``up``: whether it has any."""
+        self._now = self._clock(), figures, up
+
+    def collect(self) -> Iterable[Metric]:
+        """See ``Collector``."""
+        at, figures, up = self._now
+        if self._clock() - at > self._expiry:
+            figures, up = {}, {}
+        for name, text in GPU_METRICS.items():
+            yield _by_gpu(f"longleaf_gpu_{name}", text, figures.get(name, {}))
+        yield _by_gpu("longleaf_gpu_up", "1 if the GPU told any figure in the last sample.", up)
+
+    def describe(self) -> Iterable[Metric]:
+        """See ``Collector``."""
+        return self.collect()
+
+
+def _by_gpu(name: str, text: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=("gpu",))
+    for gpu, value in values.items():
+        family.add_metric((gpu,), value)
+    return family
+
+
+class GpuMetrics:
+    """The GPU families. What no source can tell is absent, and ``supported`` says so.
+
+    ``expiry``: seconds for which a sample's figures are published.
+    """
+
+    def __init__(self, registry: CollectorRegistry, expiry: float = 15.0) -> None:
+        self.figures = GpuFigures(expiry)
+        registry.register(self.figures)
         self.info = Gauge(
             "longleaf_gpu_info",
             "1, with the GPU's name, its UUID and the driver's version.",
@@ -432,8 +472,8 @@ class GpuMetrics:
         )
         self.supported = Gauge(
             "longleaf_gpu_metric_supported",
-            "1 if the source tells the metric on every GPU here, else 0: then it is absent unless "
-            "another source has it.",
+            "1 if the source tells the metric of every GPU here that tells anything, else 0: where "
+            "no other source has it, it is absent. Source none: none that is asked is for it.",
             ("metric", "source"),
             registry=registry,
         )
@@ -442,6 +482,13 @@ class GpuMetrics:
             "Time that the exporter's last sample of all GPUs took.",
             registry=registry,
         )
+        self.sampled = Gauge(
+            "longleaf_gpu_sample_timestamp_seconds",
+            "When the exporter's last sample ended, in Unix seconds; before the first, when it "
+            "began.",
+            registry=registry,
+        )
+        self.sampled.set_to_current_time()
 
 
 class ProbeMetrics:

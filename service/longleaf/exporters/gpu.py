@@ -1,11 +1,12 @@
 """The GPU exporter: of each metric the first source that has it, and nothing where none has."""
 
 import logging
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 
-from longleaf.exporters.source import Source, SourceError
+from longleaf.exporters.source import Figures, Source, SourceError
 from longleaf.metrics import GPU_METRICS, GpuMetrics
 
 logger = logging.getLogger(__name__)
@@ -15,8 +16,9 @@ class GpuExporter:
     """Probes ``sources`` in order, then samples those that are of use.
 
     A figure that a sample lacks ends its series: what is unknown is absent, never 0 and never the
-    value of some time ago. A source that fails is closed, and tried again after ``retry`` seconds;
-    one that the sources before it make needless is not opened.
+    value of some time ago. A source that fails, in whatever way, is closed, and tried again after
+    ``retry`` seconds; one that the sources before it make needless is not opened. A GPU of which
+    no source tells anything any more is said to be down.
     """
 
     def __init__(self, sources: Sequence[Source], metrics: GpuMetrics, retry: float = 60.0) -> None:
@@ -26,7 +28,10 @@ class GpuExporter:
         self._opened: dict[str, set[str]] = {}
         self._tried: dict[str, float] = {}
         self._said: set[tuple[str, str]] = set()
-        self._shown: dict[str, set[str]] = {name: set() for name in GPU_METRICS}
+        self._gpus: set[str] = set()
+        wanted = {name for source in sources for name in WANTED_OF[source.name]}
+        for name in set(GPU_METRICS) - wanted:
+            metrics.supported.labels(name, "none").set(0)
 
     def sample(self) -> None:
         """Take one sample of everything, and publish it."""
@@ -42,22 +47,26 @@ class GpuExporter:
             if not mine:
                 continue
             try:
-                found = source.sample()
-            except SourceError as error:
-                self._lose(source, str(error))
+                found = _finite(source.sample())
+            except Exception as error:
+                self._lose(source, _words(error))
                 continue
             owned |= mine
+            self._gpus |= set(found)
+            self._support(source, mine, found)
             for gpu, values in found.items():
                 for name in mine & set(values):
                     figures[name][gpu] = values[name]
-        self._publish(figures)
+        told = {gpu for values in figures.values() for gpu in values}
+        self._metrics.figures.set(figures, {gpu: gpu in told for gpu in self._gpus})
         self._metrics.sample_seconds.set(time.perf_counter() - began)
+        self._metrics.sampled.set_to_current_time()
 
     def close(self) -> None:
         """Close every source."""
         for source in self._sources:
             if source.name in self._opened:
-                source.close()
+                _close(source)
         self._opened.clear()
 
     def _leave(self, source: Source) -> None:
@@ -66,8 +75,7 @@ class GpuExporter:
         """
         if self._opened.pop(source.name, None) is not None:
             del self._tried[source.name]
-            with suppress(SourceError):
-                source.close()
+            _close(source)
 
     def _probe(self, source: Source) -> None:
         now = time.monotonic()
@@ -78,47 +86,60 @@ class GpuExporter:
         self._tried[source.name] = now
         try:
             supported = source.open()
-        except SourceError as error:
-            with suppress(SourceError):
-                source.close()
-            self._unsupported(source.name, "", str(error))
+            identified = source.identify()
+        except Exception as error:
+            _close(source)
+            self._unsupported(source.name, WANTED_OF[source.name], _words(error))
             return
         self._opened[source.name] = {name for name, why in supported.items() if not why}
         for name, why in supported.items():
             self._metrics.supported.labels(name, source.name).set(not why)
             if why:
                 self._say(source.name, name, why)
-        for gpu, (model, uuid, driver) in source.identify().items():
+        for gpu, (model, uuid, driver) in identified.items():
             self._metrics.info.labels(gpu, model, uuid, driver).set(1)
 
-    def _lose(self, source: Source, why: str) -> None:
-        lost = self._opened.pop(source.name)
-        self._tried[source.name] = time.monotonic()
-        with suppress(SourceError):
-            source.close()
-        for name in lost:
-            self._metrics.supported.labels(name, source.name).set(0)
-        self._say(source.name, "", why)
+    def _support(self, source: Source, names: set[str], found: Mapping[str, Figures]) -> None:
+        """Say what of ``names`` a sample tells of every GPU that tells anything."""
+        for name in names:
+            lacking = [gpu for gpu, values in found.items() if values and name not in values]
+            told = any(found.values()) and not lacking
+            self._metrics.supported.labels(name, source.name).set(told)
+            if not told:
+                self._say(source.name, name, f"GPU {', '.join(lacking or found)}: no longer told")
 
-    def _unsupported(self, source: str, metric: str, why: str) -> None:
+    def _lose(self, source: Source, why: str) -> None:
+        self._tried[source.name] = time.monotonic()
+        _close(source)
+        self._unsupported(source.name, self._opened.pop(source.name), why)
+
+    def _unsupported(self, source: str, names: Collection[str], why: str) -> None:
         """A source that cannot be used at all tells none of what it is for."""
-        for name in WANTED_OF[source]:
+        for name in names:
             self._metrics.supported.labels(name, source).set(0)
-        self._say(source, metric, why)
+        self._say(source, "", why)
 
     def _say(self, source: str, metric: str, why: str) -> None:
         if (source, f"{metric} {why}") not in self._said:
             self._said.add((source, f"{metric} {why}"))
             logger.warning("%s tells no %s: %s", source, metric or "metric", why)
 
-    def _publish(self, figures: dict[str, dict[str, float]]) -> None:
-        for name, values in figures.items():
-            gauge = self._metrics.values[name]
-            for gpu, value in values.items():
-                gauge.labels(gpu).set(value)
-            for gpu in self._shown[name] - set(values):
-                gauge.remove(gpu)
-            self._shown[name] = set(values)
+
+def _finite(found: Mapping[str, Figures]) -> dict[str, dict[str, float]]:
+    return {
+        gpu: {name: value for name, value in values.items() if math.isfinite(value)}
+        for gpu, values in found.items()
+    }
+
+
+def _words(error: Exception) -> str:
+    return str(error) if isinstance(error, SourceError) else f"{type(error).__name__}: {error}"
+
+
+def _close(source: Source) -> None:
+    """What a lost GPU's library says to that is of no use."""
+    with suppress(Exception):
+        source.close()
 
 
 _COUNTERS = (

@@ -4,14 +4,16 @@ Needs the package nvidia-ml-py (extra ``gpu``) and the driver's library.
 """
 
 import importlib
+import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from longleaf.exporters.source import LEAST_INTERVAL, Figures, SourceError
 
+logger = logging.getLogger(__name__)
 _MIB = 1 << 20
 _DATA_RATE = 2.0
 """Transfers a clock cycle: NVML reports memory clocks of double data rate."""
@@ -30,6 +32,27 @@ def load_nvml() -> Any:
     return nvml
 
 
+def find_devices(nvml: Any) -> tuple[Mapping[str, Any], frozenset[str]]:
+    """Handles by index, and the GPUs that have none, for they are lost. ``SourceError`` if no GPU
+    has one.
+    """
+    found: dict[str, Any] = {}
+    lost: dict[str, str] = {}
+    try:
+        for index in map(str, range(nvml.nvmlDeviceGetCount())):
+            try:
+                found[index] = nvml.nvmlDeviceGetHandleByIndex(int(index))
+            except nvml.NVMLError as error:
+                lost[index] = f"GPU {index}: {error}"
+    except nvml.NVMLError as error:
+        raise SourceError(f"NVML: {error}") from error
+    for why in lost.values():
+        logger.warning("%s", why)
+    if not found:
+        raise SourceError(next(iter(lost.values()), "NVML: no GPU"))
+    return found, frozenset(lost)
+
+
 class Nvml:
     """What every GPU tells."""
 
@@ -38,35 +61,40 @@ class Nvml:
     def __init__(self, load: Callable[[], Any] = load_nvml) -> None:
         self._load = load
         self._nvml: Any = None
-        self._devices: dict[str, Any] = {}
+        self._devices: Mapping[str, Any] = {}
+        self._lost: frozenset[str] = frozenset()
 
     def open(self) -> Mapping[str, str]:
         """See ``Source``."""
         self._nvml = self._load()
-        count = self._nvml.nvmlDeviceGetCount()
-        if count == 0:
-            raise SourceError("NVML: no GPU")
-        self._devices = {
-            str(index): self._nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)
-        }
-        return {metric: self._why_not(ask) for metric, ask in self._asks().items()}
+        self._devices, self._lost = find_devices(self._nvml)
+        alive = [index for index, figures in self.sample().items() if figures]
+        return {metric: self._why_not(ask, alive) for metric, ask in self._asks().items()}
 
     def identify(self) -> Mapping[str, tuple[str, str, str]]:
         """See ``Source``."""
         nvml = self._nvml
         driver = _text(nvml.nvmlSystemGetDriverVersion())
-        return {
-            index: (_text(nvml.nvmlDeviceGetName(d)), _text(nvml.nvmlDeviceGetUUID(d)), driver)
-            for index, d in self._devices.items()
-        }
+        found = {}
+        for index, device in self._devices.items():
+            with suppress(nvml.NVMLError):
+                name, uuid = nvml.nvmlDeviceGetName(device), nvml.nvmlDeviceGetUUID(device)
+                found[index] = (_text(name), _text(uuid), driver)
+        return found
 
     def sample(self) -> Mapping[str, Figures]:
         """See ``Source``."""
-        found: dict[str, dict[str, float]] = {index: {} for index in self._devices}
-        for metric, ask in self._asks().items():
-            for index, device in self._devices.items():
-                with suppress(self._nvml.NVMLError):
-                    found[index][metric] = ask(device)
+        found: dict[str, dict[str, float]] = {index: {} for index in self._lost}
+        why = ""
+        for index, device in self._devices.items():
+            figures = found[index] = {}
+            for metric, ask in self._asks().items():
+                try:
+                    figures[metric] = ask(device)
+                except self._nvml.NVMLError as error:
+                    why = f": GPU {index}: {error}"
+        if not any(found.values()):
+            raise SourceError(f"NVML tells nothing{why}")
         return found
 
     def close(self) -> None:
@@ -75,10 +103,10 @@ class Nvml:
             self._nvml.nvmlShutdown()
             self._nvml = None
 
-    def _why_not(self, ask: Callable[[Any], float]) -> str:
-        for index, device in self._devices.items():
+    def _why_not(self, ask: Callable[[Any], float], alive: Sequence[str]) -> str:
+        for index in alive:
             try:
-                ask(device)
+                ask(self._devices[index])
             except self._nvml.NVMLError as error:
                 return f"GPU {index}: {error}"
         return ""
@@ -110,36 +138,41 @@ class NvmlGpm:
     def __init__(self, load: Callable[[], Any] = load_nvml) -> None:
         self._load = load
         self._nvml: Any = None
-        self._devices: dict[str, Any] = {}
+        self._devices: Mapping[str, Any] = {}
+        self._lost: frozenset[str] = frozenset()
         self._samples: dict[str, tuple[Any, Any]] = {}
         self._taken = 0.0
 
     def open(self) -> Mapping[str, str]:
         """See ``Source``."""
         nvml = self._nvml = self._load()
-        self._devices = {
-            str(index): nvml.nvmlDeviceGetHandleByIndex(index)
-            for index in range(nvml.nvmlDeviceGetCount())
-        }
+        self._devices, self._lost = find_devices(nvml)
         for index, device in self._devices.items():
-            try:
-                supported = nvml.nvmlGpmQueryDeviceSupport(device).isSupportedDevice
-            except nvml.NVMLError as error:
-                raise SourceError(f"GPU {index}: {error}") from error
-            if not supported:
-                raise SourceError(f"GPU {index} has no GPM counters")
+            self._require_support(index, device)
         try:
-            for index, device in self._devices.items():
+            for index in self._devices:
                 self._samples[index] = nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()
-                nvml.nvmlGpmSampleGet(device, self._samples[index][0])
-            self._taken = time.monotonic()
         except nvml.NVMLError as error:
             raise SourceError(f"GPM: {error}") from error
+        for index, device in self._devices.items():
+            with suppress(nvml.NVMLError):
+                nvml.nvmlGpmSampleGet(device, self._samples[index][0])
+        self._taken = time.monotonic()
         found = self.sample()
         return {
-            metric: "" if all(metric in figures for figures in found.values()) else "not counted"
+            metric: ""
+            if all(metric in figures for figures in found.values() if figures)
+            else "not counted"
             for metric, *_ in self._wanted()
         }
+
+    def _require_support(self, index: str, device: Any) -> None:
+        try:
+            supported = self._nvml.nvmlGpmQueryDeviceSupport(device).isSupportedDevice
+        except self._nvml.NVMLError as error:
+            raise SourceError(f"GPU {index}: {error}") from error
+        if not supported:
+            raise SourceError(f"GPU {index} has no GPM counters")
 
     def identify(self) -> Mapping[str, tuple[str, str, str]]:
         """See ``Source``."""
@@ -147,31 +180,37 @@ class NvmlGpm:
 
     def sample(self) -> Mapping[str, Figures]:
         """See ``Source``."""
-        nvml, wanted = self._nvml, self._wanted()
         time.sleep(max(0.0, self._taken + LEAST_INTERVAL - time.monotonic()))
-        found: dict[str, dict[str, float]] = {}
-        try:
-            for index, device in self._devices.items():
-                earlier, later = self._samples[index]
-                nvml.nvmlGpmSampleGet(device, later)
-                asked = nvml.c_nvmlGpmMetricsGet_t()
-                asked.version = nvml.NVML_GPM_METRICS_GET_VERSION
-                asked.numMetrics = len(wanted)
-                asked.sample1, asked.sample2 = earlier, later
-                for place, (_, number, _) in enumerate(wanted):
-                    asked.metrics[place].metricId = number
-                nvml.nvmlGpmMetricsGet(asked)
-                self._samples[index] = later, earlier
-                found[index] = {
-                    metric: asked.metrics[place].value * unit
-                    for place, (metric, _, unit) in enumerate(wanted)
-                    if asked.metrics[place].nvmlReturn == nvml.NVML_SUCCESS
-                    and math.isfinite(asked.metrics[place].value)
-                }
-            self._taken = time.monotonic()
-        except nvml.NVMLError as error:
-            raise SourceError(f"GPM: {error}") from error
+        found: dict[str, Figures] = {index: {} for index in self._lost}
+        why = ""
+        for index, device in self._devices.items():
+            try:
+                found[index] = self._sample_one(index, device)
+            except self._nvml.NVMLError as error:
+                found[index], why = {}, f"GPM: GPU {index}: {error}"
+        self._taken = time.monotonic()
+        if not any(found.values()):
+            raise SourceError(why or "GPM: nothing is counted")
         return found
+
+    def _sample_one(self, index: str, device: Any) -> Figures:
+        nvml, wanted = self._nvml, self._wanted()
+        earlier, later = self._samples[index]
+        nvml.nvmlGpmSampleGet(device, later)
+        asked = nvml.c_nvmlGpmMetricsGet_t()
+        asked.version = nvml.NVML_GPM_METRICS_GET_VERSION
+        asked.numMetrics = len(wanted)
+        asked.sample1, asked.sample2 = earlier, later
+        for place, (_, number, _) in enumerate(wanted):
+            asked.metrics[place].metricId = number
+        nvml.nvmlGpmMetricsGet(asked)
+        self._samples[index] = later, earlier
+        return {
+            metric: asked.metrics[place].value * unit
+            for place, (metric, _, unit) in enumerate(wanted)
+            if asked.metrics[place].nvmlReturn == nvml.NVML_SUCCESS
+            and math.isfinite(asked.metrics[place].value)
+        }
 
     def close(self) -> None:
         """See ``Source``."""

@@ -3,39 +3,50 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel, ValidationError
 
 from longleaf.exporters.source import Figures, Source, SourceError
+
+
+class _SourceRecord(BaseModel):
+    """What one source said; nothing but its name where it was not asked."""
+
+    source: Literal["nvml_gpm", "dcgm", "cupti_pm", "nvml"]
+    supported: dict[str, str] = {}
+    error: str = ""
+    gpus: dict[str, tuple[str, str, str]] = {}
+    samples: list[dict[str, dict[str, float]] | str] = []
+
+
+class _Recording(BaseModel):
+    sources: list[_SourceRecord]
 
 
 class Recorded:
     """Replays one source of a recording; after its last sample, the last again."""
 
-    def __init__(self, found: Mapping[str, Any]) -> None:
-        self.name = str(found["source"])
+    def __init__(self, found: _SourceRecord) -> None:
+        self.name: str = found.source
         self._found = found
         self._next = 0
 
     @property
     def samples(self) -> Sequence[Mapping[str, Figures] | str]:
         """What it said, in order; a text is the error that it gave instead."""
-        samples: Sequence[Mapping[str, Figures] | str] = self._found.get("samples", ())
-        return samples
+        return self._found.samples
 
     def open(self) -> Mapping[str, str]:
         """See ``Source``."""
-        if "error" in self._found:
-            raise SourceError(self._found["error"])
+        if self._found.error or not self.samples:
+            raise SourceError(self._found.error or "no sample of it was recorded")
         self._next = 0
-        supported: Mapping[str, str] = self._found["supported"]
-        return supported
+        return self._found.supported
 
     def identify(self) -> Mapping[str, tuple[str, str, str]]:
         """See ``Source``."""
-        return {
-            index: (name, uuid, driver)
-            for index, (name, uuid, driver) in self._found.get("gpus", {}).items()
-        }
+        return self._found.gpus
 
     def sample(self) -> Mapping[str, Figures]:
         """See ``Source``."""
@@ -66,9 +77,11 @@ class Recorder:
         """See ``Source``."""
         try:
             self._found["supported"] = self._source.open()
-        except SourceError as error:
-            self._found["error"] = str(error)
+        except Exception as error:
+            if "supported" not in self._found:
+                self._found["error"] = str(error) or type(error).__name__
             raise
+        self._found.pop("error", None)
         self._found["gpus"] = self._source.identify()
         supported: Mapping[str, str] = self._found["supported"]
         return supported
@@ -81,8 +94,8 @@ class Recorder:
         """See ``Source``."""
         try:
             found = self._source.sample()
-        except SourceError as error:
-            self._found["samples"].append(str(error))
+        except Exception as error:
+            self._found["samples"].append(str(error) or type(error).__name__)
             raise
         self._found["samples"].append({index: dict(figures) for index, figures in found.items()})
         return found
@@ -93,8 +106,14 @@ class Recorder:
 
 
 def load_recording(path: Path) -> list[Recorded]:
-    """The sources of a recording, in order."""
-    return [Recorded(found) for found in json.loads(path.read_text())["sources"]]
+    """The sources of a recording, in order; ``ValueError`` says why it is none."""
+    try:
+        found = _Recording.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(f"no recording: {f'{place}: ' if place else ''}{first['msg']}") from error
+    return [Recorded(source) for source in found.sources]
 
 
 def save_recording(path: Path, recorders: list[Recorder], note: str) -> None:

@@ -20,15 +20,18 @@ class Source(Protocol):
     name: str
 
     def open(self) -> Mapping[str, str]:
-        """Prepare, and return every metric that this source is for: "" if all GPUs here have it,
-        otherwise why not. ``SourceError`` if the source as a whole cannot be used.
+        """Prepare, and return every metric that this source is for: "" if all GPUs here that are
+        not lost have it, otherwise why not. ``SourceError`` if the source as a whole cannot be
+        used.
         """
 
     def identify(self) -> Mapping[str, tuple[str, str, str]]:
         """Name, UUID and driver of each GPU, by index; empty if this source cannot tell."""
 
     def sample(self) -> Mapping[str, Figures]:
-        """Figures of each GPU, by index, since the sample before. ``SourceError`` if it fails."""
+        """Figures of each GPU, by index, since the sample before; none of one that is lost.
+        ``SourceError`` if it fails.
+        """
 
     def close(self) -> None:
         """Give back what ``open`` took."""
