@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -100,3 +102,31 @@ def test_models_are_fetched_at_their_revisions_and_once(full: Rendered, tmp_path
     )
     keys = {key for _, path, key in asked if "/Kimi-K2.6" in path}
     assert keys == {"Bearer a-token"}, asked
+
+
+def test_a_download_ends_at_once_as_first_process_of_its_container(
+    full: Rendered, tmp_path: Path
+) -> None:
+    download = container(full.engine, "download")
+    began, stays = tmp_path / "began", tmp_path / "stays"
+    fetcher = tmp_path / "hf"
+    fetcher.write_text(f"#!/bin/sh\ntouch {began}; sleep 3; touch {stays}\n")
+    fetcher.chmod(0o755)
+    contained = ("unshare", "--map-root-user", "--user", "--pid", "--fork")
+    if subprocess.run([*contained, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("needs namespaces of processes")
+    with subprocess.Popen(
+        [*contained, *download["command"], download["args"][0]],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+    ) as process:
+        try:
+            deadline = time.monotonic() + 20
+            while not began.exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+            os.kill(int(children), signal.SIGTERM)
+            assert process.wait(timeout=20) == 143
+        finally:
+            process.kill()
+    assert not stays.exists()

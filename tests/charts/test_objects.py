@@ -185,6 +185,39 @@ def test_files_beside_the_weights_run_unless_the_values_refuse(tools: Tools) -> 
         assert "--disable-prefill-cuda-graph" in arguments
 
 
+@pytest.mark.parametrize("major", ["3", "4"])
+def test_the_users_environment_replaces_the_charts(tools: Tools, major: str) -> None:
+    values = {
+        "engine.extraEnv": [
+            {"name": "NCCL_DEBUG", "value": "TRACE"},
+            {"name": "HOME", "value": "/elsewhere"},
+            {"name": "HTTPS_PROXY", "value": "http://proxy:3128"},
+        ],
+        "engine.nccl.env.NCCL_P2P_DISABLE": "0",
+        "gateway.extraEnv": [
+            {"name": "LONGLEAF_GATEWAY_UPSTREAM_API_KEY", "value": "own"},
+        ],
+    }
+    rendered = tools.template("full", values, major=major)
+    named = {
+        one["name"]: [entry["name"] for entry in one.get("env", ())]
+        for _, spec in rendered.pod_specs()
+        for one in [*spec["containers"], *spec.get("initContainers", ())]
+    }
+    for name, names in named.items():
+        assert len(set(names)) == len(names), name
+    variables = environment(container(rendered.engine, "engine"))
+    assert variables["NCCL_DEBUG"] == "TRACE"
+    assert variables["NCCL_P2P_DISABLE"] == "0"
+    assert variables["NCCL_IB_DISABLE"] == "1"
+    download = environment(container(rendered.engine, "download"))
+    assert (download["HOME"], download["HTTPS_PROXY"]) == ("/elsewhere", "http://proxy:3128")
+    assert download["HF_TOKEN"]["secretKeyRef"] == {"name": "hub", "key": "token"}
+    assert environment(container(rendered.gateway, "gateway")) == {
+        "LONGLEAF_GATEWAY_UPSTREAM_API_KEY": "own"
+    }
+
+
 def test_the_schema_knows_the_plugins_options() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())
     speculative = schema["properties"]["engine"]["properties"]["speculative"]["properties"]

@@ -108,6 +108,10 @@
 {{- end }}
 
 {{- define "longleaf.engineEnvironment" -}}
+{{- include "longleaf.merged" (dict "own" (include "longleaf.ownEngineEnvironment" .) "extra" .Values.engine.extraEnv) }}
+{{- end }}
+
+{{- define "longleaf.ownEngineEnvironment" -}}
 - name: HOME
   value: /cache
 {{- if eq .Values.engine.kind "sglang" }}
@@ -125,15 +129,12 @@
   value: {{ toJson $options | quote }}
 {{- end }}
 {{- end }}
-{{- range $name, $value := .Values.engine.nccl.env }}
+{{- $nccl := ternary (dict "NCCL_P2P_DISABLE" "1") dict .Values.engine.nccl.disableP2P }}
+{{- range $name, $value := mergeOverwrite $nccl (deepCopy .Values.engine.nccl.env) }}
 {{- if not (kindIs "invalid" $value) }}
 - name: {{ $name }}
   value: {{ $value | quote }}
 {{- end }}
-{{- end }}
-{{- if .Values.engine.nccl.disableP2P }}
-- name: NCCL_P2P_DISABLE
-  value: "1"
 {{- end }}
 {{- with .Values.gateway.engineApiKey }}
 {{- if .existingSecret }}
@@ -144,9 +145,6 @@
       key: {{ .key }}
 {{- end }}
 {{- end }}
-{{- end }}
-{{- with .Values.engine.extraEnv }}
-{{ toYaml . }}
 {{- end }}
 {{- end }}
 
@@ -178,6 +176,20 @@
 {{- end }}
 {{- end }}
 
+{{- define "longleaf.downloadEnvironment" -}}
+- name: HOME
+  value: /cache
+{{- with .Values.model.download.tokenSecret }}
+{{- if .name }}
+- name: HF_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ .name }}
+      key: {{ .key }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{- define "longleaf.downloadContainer" -}}
 {{- $download := .Values.model.download -}}
 - name: download
@@ -186,20 +198,21 @@
   command: [sh, -ceu]
   args:
     - |
-      hf download {{ $download.targetRepository | squote }} --revision {{ $download.targetRevision | squote }} --local-dir /models/{{ .Values.model.targetDirectory }}
+      # The first process of a container has no default action for SIGTERM.
+      fetching=
+      trap '[ -z "$fetching" ] || kill "$fetching"; exit 143' TERM
+      fetch() {
+        hf download "$@" &
+        fetching=$!
+        wait "$fetching"
+        fetching=
+      }
+      fetch {{ $download.targetRepository | squote }} --revision {{ $download.targetRevision | squote }} --local-dir /models/{{ .Values.model.targetDirectory }}
       {{- if $download.drafterRepository }}
-      hf download {{ $download.drafterRepository | squote }} --revision {{ $download.drafterRevision | squote }} --local-dir /models/{{ .Values.model.drafterDirectory }}
+      fetch {{ $download.drafterRepository | squote }} --revision {{ $download.drafterRevision | squote }} --local-dir /models/{{ .Values.model.drafterDirectory }}
       {{- end }}
   env:
-    - name: HOME
-      value: /cache
-    {{- if $download.tokenSecret.name }}
-    - name: HF_TOKEN
-      valueFrom:
-        secretKeyRef:
-          name: {{ $download.tokenSecret.name }}
-          key: {{ $download.tokenSecret.key }}
-    {{- end }}
+    {{- include "longleaf.merged" (dict "own" (include "longleaf.downloadEnvironment" .) "extra" .Values.engine.extraEnv) | nindent 4 }}
   resources:
     requests:
       cpu: "2"

@@ -29,6 +29,22 @@ app.kubernetes.io/name: {{ include "longleaf.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
+{{/* Environment: (dict "own" YAML "extra" list). Each name once, what stands last wins. */}}
+{{- define "longleaf.merged" -}}
+{{- $all := concat (fromYamlArray .own) (default list .extra) }}
+{{- $last := dict }}
+{{- range $index, $one := $all }}
+{{- $_ := set $last $one.name $index }}
+{{- end }}
+{{- $kept := list }}
+{{- range $index, $one := $all }}
+{{- if eq $index (get $last $one.name) }}
+{{- $kept = append $kept $one }}
+{{- end }}
+{{- end }}
+{{- toYaml $kept }}
+{{- end }}
+
 {{/* Reference of an image: (dict "image" … "root" $). */}}
 {{- define "longleaf.image" -}}
 {{- if .image.digest }}
