@@ -517,7 +517,13 @@ class ProbeMetrics:
         )
         self.timestamp = Gauge(
             "longleaf_probe_timestamp_seconds",
-            "When the probe last ended, in Unix seconds.",
+            "When the probe last ended, or its watch began, in Unix seconds.",
+            ("probe",),
+            registry=registry,
+        )
+        self.max_age = Gauge(
+            "longleaf_probe_max_age_seconds",
+            "Seconds after which the probe should have ended again.",
             ("probe",),
             registry=registry,
         )

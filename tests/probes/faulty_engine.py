@@ -65,6 +65,11 @@ def count_depth_wrong() -> None:
     Recorder.step = wrong  # type: ignore[method-assign]
 
 
+def count_nothing() -> None:
+    """/metrics is there, and no step ever comes to it."""
+    Recorder.step = lambda *_, **__: None  # type: ignore[method-assign]
+
+
 def count_steps_twice() -> None:
     """Answers report each step twice, so half the commit_len."""
     add = SpecStats.add
@@ -83,6 +88,7 @@ FAULTS: Mapping[str, Callable[[], None]] = {
     "drop_draft_kv": drop_draft_kv,
     "commit_one": commit_one,
     "count_depth_wrong": count_depth_wrong,
+    "count_nothing": count_nothing,
     "count_steps_twice": count_steps_twice,
 }
 

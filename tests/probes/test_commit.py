@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
-from longleaf.probes.commit import CommitPlan, CommitRun, expected_of
-from longleaf.probes.judge import Cell, Totals, Verdict, judge
-from longleaf.probes.lengths import Contexts, label
+from longleaf.probes.baseline import Baseline, expected_of
+from longleaf.probes.commit import CommitPlan, CommitRun
+from longleaf.probes.judge import Cell
+from longleaf.probes.lengths import Contexts, label, usual
 from longleaf.probes.texts import TEXTS
 from tests.probes.faulty_engine import FAULTS
 from tests.probes.interrupt import interrupted
@@ -86,6 +88,7 @@ SMALL = ("--contexts", "160,1k", "--texts", "predictable,prose", "--repeats", "1
         ("drop_draft_kv", {"engine"}, "draft KV missing"),
         ("commit_one", {"engine"}, "accept commits one"),
         ("count_depth_wrong", {"metrics"}, "metrics count wrong"),
+        ("count_nothing", {"metrics"}, "metrics miss steps"),
         ("count_steps_twice", {"metrics"}, "metrics count wrong"),
     ],
 )
@@ -108,10 +111,11 @@ def test_every_fault_has_its_case() -> None:
 
 def test_of_a_sound_engine_the_text_decides(tmp_path: Path) -> None:
     page, textfile = tmp_path / "commit.html", tmp_path / "commit.prom"
-    options = ("--contexts", "160,1k,4k", "--texts", "predictable,prose", "--repeats", "2")
+    options = ("--texts", "prose,predictable", "--max-tokens", "32")
     outputs = ("--html", str(page), "--textfile", str(textfile))
     with engine_with("none") as url:
-        code, out, found = probed(url, tmp_path, *options, *outputs, "--max-tokens", "32")
+        two = ("--contexts", "160,1k", "--repeats", "2")
+        code, out, found = probed(url, tmp_path, *options, *two, *outputs)
         assert code == 0, out
         assert (found["verdict"], found["cause"], found["partial"]) == ("text", "", False)
         cells = {(cell["text"], cell["context"]): cell for cell in found["cells"]}
@@ -119,18 +123,27 @@ def test_of_a_sound_engine_the_text_decides(tmp_path: Path) -> None:
         assert cells["predictable", 1024]["mean"] > 6
         assert cells["prose", 1024]["mean"] < 0.7 * cells["predictable", 1024]["mean"]
         for cell in cells.values():
-            if cell["context"] == 4096:  # the engine takes 2,048
-                assert (cell["mean"], cell["samples"]) == (None, [])
-                assert "maximum context length" in cell["why"] or "longer" in cell["why"]
-            else:
-                count = sum(cell["prompt_tokens"]) / 2
-                assert count == pytest.approx(cell["context"], rel=0.2)
+            count = sum(cell["prompt_tokens"]) / 2
+            assert count == pytest.approx(cell["context"], rel=0.2)
         text = page.read_text()
         assert text.count("<polyline") == 2
         assert re.search(r"(src|href)=", text) is None
         exposed = textfile.read_text()
         assert 'longleaf_probe_passed{probe="commit",verdict="text"} 1.0' in exposed
         assert 'longleaf_probe_commit_len_expected{context_bucket="1k",text="prose"}' in exposed
+        assert 'longleaf_probe_max_age_seconds{probe="commit"} 172800.0' in exposed
+
+        long = ("--contexts", "160,4k", "--repeats", "1")
+        code, out, found = probed(url, tmp_path, *options, *long)
+        assert (code, found["verdict"], found["passed"]) == (1, "unknown", False)
+        why = "longer than the server's 2048 tokens, answer included"
+        assert [cell["why"] for cell in found["cells"]] == ["", why] * 2
+        assert "prose 4k: longer than the server's" in out.splitlines()[-1]
+
+        usual = ("--texts", "predictable", "--repeats", "1", "--max-tokens", "16")
+        code, out, found = probed(url, tmp_path, *usual)
+        assert (code, [cell["context"] for cell in found["cells"]]) == (0, [1024])
+        assert "One context only" in out
 
         kept = tmp_path / "partial.json"
         code, out = interrupted(
@@ -142,55 +155,6 @@ def test_of_a_sound_engine_the_text_decides(tmp_path: Path) -> None:
         partial = json.loads(kept.read_text())
         assert partial["partial"]
         assert sum(len(cell["samples"]) for cell in partial["cells"]) >= 3
-
-
-def cells(**means: list[float]) -> list[Cell]:
-    return [
-        Cell(text, context, [mean], [context])
-        for text, row in means.items()
-        for context, mean in zip((1024, 16_384, 65_536), row, strict=True)
-    ]
-
-
-def test_verdicts() -> None:
-    high, low = [7.9, 7.8, 7.5], [7.9, 7.8, 1.2]
-    assert judge(cells(predictable=high, prose=high), Totals()).verdict is Verdict.HEALTHY
-    text = judge(cells(predictable=high, prose=[1.1, 1.0, 1.0]), Totals())
-    assert text.verdict is Verdict.TEXT
-    assert "7.90 on predictable, 1.10 on prose at 1k" in text.words
-    context = judge(cells(predictable=low, prose=low), Totals())
-    assert (context.verdict, context.cause) == (Verdict.CONTEXT, "draft positions")
-    assert "past 16k and up to 64k" in context.words
-    both = judge(cells(predictable=low, prose=[1.1, 1.0, 1.0]), Totals())
-    assert both.verdict is Verdict.BOTH
-    assert judge([Cell("predictable", 1024, why="refused")], Totals()).verdict is Verdict.UNKNOWN
-    assert {verdict for verdict in Verdict if verdict.passed} == {Verdict.HEALTHY, Verdict.TEXT}
-
-
-def test_a_window_is_judged_by_the_bucket_where_most_is_read() -> None:
-    """Many drafts at short contexts must not hide what happens at long ones."""
-    family = "longleaf_drafter_span_tokens"
-    counts = {f"{family}_count@1k": 900.0, f"{family}_sum@1k": 900 * 800.0}
-    counts |= {f"{family}_count@64k": 10.0, f"{family}_sum@64k": 10 * 60_000.0}
-    totals = Totals(metrics=counts, window=2047)
-    found = judge(cells(predictable=[7.9, 7.8, 7.5]), totals)
-    assert (found.verdict, found.cause) == (Verdict.CONTEXT, "window ignored")
-    totals.window = 60_000
-    assert judge(cells(predictable=[7.9, 7.8, 7.5]), totals).verdict is Verdict.HEALTHY
-
-
-@pytest.mark.parametrize(
-    ("totals", "said"),
-    [
-        (Totals(steps=10, committed=40, reported=20, answers=1), "2.00 tokens a step"),
-        (Totals(10, 40, 11, 1, 40, correct_drafts=60), "60 accepted drafts and 10 bonus"),
-        (Totals(10, 40, 30, 1, 40), "30 events came of 10 steps"),
-    ],
-)
-def test_answers_that_contradict_themselves(totals: Totals, said: str) -> None:
-    found = judge(cells(predictable=[7.9, 7.8, 7.5]), totals)
-    assert found.verdict is Verdict.METRICS
-    assert said in found.words
 
 
 def test_texts_are_as_long_as_asked_and_differ_by_seed() -> None:
@@ -208,8 +172,44 @@ def test_contexts_are_read_as_people_write_them() -> None:
         Contexts().convert("1k,x", None, None)
 
 
+def test_the_usual_contexts_are_those_that_the_server_takes() -> None:
+    assert usual(None) == usual(1 << 20) == (1024, 16_384, 65_536)
+    assert usual(65_536) == (1024, 16_384, 65_536)
+    assert usual(65_472) == (1024, 16_384, 32_768)
+    assert usual(8128) == (1024, 4096)
+    assert usual(1000) == (512,)
+
+
+@pytest.mark.parametrize("length", ["0", "16385k", "99999999999", "²", "-1", ""])
+def test_a_length_beyond_reason_is_refused(length: str) -> None:
+    with pytest.raises(click.BadParameter):
+        Contexts().convert(f"1k,{length}", None, None)
+
+
+def test_contexts_of_one_bucket_do_not_hide_one_another(tmp_path: Path) -> None:
+    values = ((512, 7.9), (768, 2.0), (1024, 7.8))
+    cells = [Cell("predictable", context, [mean], [context]) for context, mean in values]
+    path = tmp_path / "probe.prom"
+    CommitRun(CommitPlan("u", "m", None), cells).write_textfile(path, {})
+    text = path.read_text()
+    assert 'longleaf_probe_commit_len{context_bucket="1k",text="predictable"} 2.0' in text
+    assert 'expected{context_bucket="1k",text="predictable"} 7.9' in text
+
+
+@pytest.mark.parametrize("text", ["[1]", "null", '{"cells": []}', "nothing", '{"cells": [{}]}'])
+def test_a_baseline_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "baseline.json"
+    path.write_text(text)
+    with pytest.raises(click.BadParameter, match="is no JSON of a commit probe"):
+        Baseline().convert(str(path), None, None)
+
+
 def test_a_baseline_says_what_is_expected(tmp_path: Path) -> None:
-    run = CommitRun(CommitPlan("u", "m", (1024,)), cells(predictable=[7.9, 7.8, 3.0]))
+    measured = [
+        Cell("predictable", context, [mean], [context])
+        for context, mean in ((1024, 7.9), (16_384, 7.8), (65_536, 3.0))
+    ]
+    run = CommitRun(CommitPlan("u", "m", (1024,)), measured)
     path = tmp_path / "probe.prom"
     run.write_textfile(path, expected_of(run.document()) | {("predictable", 65_536): 7.4})
     assert (
@@ -245,7 +245,7 @@ def watching(url: str) -> Iterator[Watch]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "longleaf", "probe", "watch", "--url", url, "--every", "0.5"]
-    small = ("--contexts", "160", "--max-tokens", "16", "--port", str(port))
+    small = ("--contexts", "160", "--max-tokens", "16", "--repeats", "1", "--port", str(port))
     with subprocess.Popen([*command, *small], stdout=subprocess.PIPE, text=True) as process:
         try:
             yield Watch(process)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from longleaf.probes.gpu import GpuPlan, GpuRun, Phase
+from longleaf.probes.gpu import Gpu, GpuPlan, GpuRun, Phase
 from ops.observe.replay import replaying
 from tests.gateway.engine import running_engine
 from tests.probes.interrupt import interrupted
@@ -15,9 +15,17 @@ from tests.probes.interrupt import interrupted
 FIGURES = ("tensor_active_ratio", "dram_active_ratio", "sm_resident_ratio", "power_watts")
 
 
-def phase(name: str, *values: float | None) -> Phase:
+def gpu(*values: float | None) -> Gpu:
     named = zip(FIGURES, values, strict=True)
-    return Phase(name, {metric: [value] for metric, value in named if value is not None})
+    return Gpu({metric: [value] for metric, value in named if value is not None})
+
+
+def phase(name: str, *values: float | None) -> Phase:
+    return Phase(name, {"0": gpu(*values)})
+
+
+IDLE, MEMORY = (0.0, 0.0, 0.0, 75.0), (0.03, 0.9, 1.0, 340.0)
+LATENCY = (0.03, 0.012, 0.998, 133.0)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +42,7 @@ def phase(name: str, *values: float | None) -> Phase:
     ],
 )
 def test_what_bounds_a_phase(values: tuple[float | None, ...], bound: str) -> None:
-    assert phase("decode", *values).bound == bound
+    assert gpu(*values).bound == bound
 
 
 def test_what_fails_and_how_it_is_said() -> None:
@@ -53,6 +61,34 @@ def test_what_fails_and_how_it_is_said() -> None:
     assert "not idle before" in run.faults()[0]
 
 
+@pytest.mark.parametrize(
+    ("gpus", "bounds", "fault"),
+    [
+        ([MEMORY, *[IDLE] * 7], ["memory"], None),  # 11 % in the mean
+        ([MEMORY, MEMORY], ["memory"], None),
+        ([MEMORY, LATENCY], ["memory", "latency"], "decode is latency-bound"),
+        ([IDLE] * 8, ["idle"], "decode leaves every GPU idle"),
+        ([MEMORY, (None, None, 1.0, 90.0)], ["memory", "unknown"], "decode cannot be told"),
+        ([], ["unknown"], "decode cannot be told"),
+    ],
+)
+def test_each_gpu_is_judged(
+    gpus: list[tuple[float | None, ...]], bounds: list[str], fault: str | None
+) -> None:
+    decode = Phase("decode", {str(number): gpu(*values) for number, values in enumerate(gpus)})
+    assert decode.bounds == bounds
+    run = GpuRun(GpuPlan("u", "e", 1024), [phase("idle", *IDLE), decode], partial=False)
+    assert run.passed is (fault is None)
+    assert [found.startswith(str(fault)) for found in run.faults()] == [True] * bool(fault)
+    assert len(run.table()) == 2 + len(gpus)
+
+
+def test_the_words_name_each_gpu() -> None:
+    decode = Phase("decode", {"0": gpu(*MEMORY), "1": gpu(*IDLE), "2": gpu(*IDLE)})
+    assert "memory-bound, device memory is busy (GPU 0; GPU 0: tensor pipes 3.0 %" in decode.words()
+    assert "idle, no kernel is there most of the time (GPU 1, 2; GPU 1: " in decode.words()
+
+
 def test_a_run_beside_an_exporter(tmp_path: Path) -> None:
     exposition = tmp_path / "gpu.prom"
     exposition.write_text(
@@ -67,11 +103,16 @@ def test_a_run_beside_an_exporter(tmp_path: Path) -> None:
         command = [
             *(sys.executable, "-m", "longleaf", "probe", "gpu", "--url", engine.url),
             *("--context", "256", "--seconds", "0.5", "--settle", "0", "--interval", "0.1"),
-            *("--max-tokens", "16", "--json", str(path), "--html", str(page)),
+            *("--max-tokens", "16"),
         ]
+        outputs = ("--json", str(path), "--html", str(page))
         exporter = ("--gpu-metrics-url", f"http://127.0.0.1:{port}/metrics")
         done = subprocess.run(
-            [*command, *exporter], capture_output=True, text=True, check=False, timeout=120
+            [*command, *outputs, *exporter],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
         )
         no_exporter = ("--gpu-metrics-url", f"{engine.url}/metrics")
         wrong = subprocess.run(
@@ -80,11 +121,14 @@ def test_a_run_beside_an_exporter(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     found = json.loads(path.read_text())
     assert [item["name"] for item in found["phases"]] == ["idle", "prefill", "decode"]
-    assert all(item["bound"] == "latency" for item in found["phases"])
-    assert all(len(item["samples"]["power_watts"]) >= 1 for item in found["phases"])
-    assert found["phases"][2]["means"]["power_watts"] == 133
+    for item in found["phases"]:
+        assert list(item["gpus"]) == ["0", "1"]
+        for each in item["gpus"].values():
+            assert each["bound"] == "latency"
+            assert len(each["samples"]["power_watts"]) >= 1
+            assert each["means"]["power_watts"] == 133
     assert "decode is latency-bound" in done.stdout
-    assert page.read_text().count("<rect") == 9
+    assert page.read_text().count("<rect") == 18
     assert wrong.returncode == 1
     assert "is it a GPU exporter?" in wrong.stderr
 
@@ -103,4 +147,4 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     assert out.rstrip().endswith("Interrupted.")
     assert (found["partial"], found["passed"]) == (True, False)
     assert found["phases"][0]["name"] == "idle"
-    assert found["phases"][0]["means"] == {"power_watts": 80.0}
+    assert found["phases"][0]["gpus"]["0"]["means"] == {"power_watts": 80.0}

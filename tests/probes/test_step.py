@@ -64,7 +64,22 @@ def test_what_fails() -> None:
     alone = run_of(LINE)
     alone.engines[0].cells = alone.engines[0].cells[:1]
     assert "fewer than two contexts" in alone.faults()[0]
+    assert alone.words().startswith("a: 5.10 ms a step at 1k, and no line through one context.")
     assert alone.document()["passed"] is False
+
+
+def test_what_was_not_measured_is_never_a_pass() -> None:
+    run = run_of(LINE)
+    assert run.passed
+    run.engines[0].cells[2].why = "status 400: too long"
+    assert run.faults() == ["a 64k: status 400: too long"]
+    assert not run.passed
+    unknown = run_of(LINE, max_ratio=3.0)
+    unknown.engines[0].token_bytes = None
+    assert (
+        "the ratio is not known, for the engine's metrics tell no KV bytes" in unknown.faults()[0]
+    )
+    assert "No floor: the engine's metrics tell no KV bytes" in unknown.words()
 
 
 def test_two_engines_side_by_side(tmp_path: Path) -> None:
@@ -88,7 +103,9 @@ def test_two_engines_side_by_side(tmp_path: Path) -> None:
         )
     assert path.exists(), done.stderr
     found = json.loads(path.read_text())
-    assert done.returncode == (0 if found["passed"] else 1)  # which of them, the machine decides
+    assert done.returncode == 1
+    assert found["passed"] is False
+    assert f"{drafting.url} 4k: longer than the server's 2048 tokens" in done.stdout
     first, second = found["engines"]
     row = 4 * 576 * 4  # layers, latent row, float32
     for engine, tokens in ((first, 7.75), (second, 1.0)):
@@ -96,7 +113,7 @@ def test_two_engines_side_by_side(tmp_path: Path) -> None:
         assert len(short["samples"]) == len(middle["samples"]) == 2
         assert all(seconds > 0 for seconds in middle["samples"])
         assert middle["tokens_per_step"] == pytest.approx([tokens, tokens], rel=0.05)
-        assert refused["why"]
+        assert refused["samples"] == []
         # A verify reads the tree's rows too.
         assert row <= engine["kv_bytes_per_token"] <= 1.2 * row
     assert re.search(r"(src|href)=", page.read_text()) is None

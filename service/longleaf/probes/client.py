@@ -1,8 +1,10 @@
 """One streamed completion, and what its answer says of the steps behind it."""
 
+import asyncio
 import json
-import re
+import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +13,9 @@ import aiohttp
 
 class ProbeError(RuntimeError):
     """The server did not answer as it should; the message says how."""
+
+
+_FIRST_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,24 +39,44 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class Server:
     """Where completions come from. ``native``: SGLang's own /generate is there, which tells steps;
-    SGLang 0.5.17 leaves them out of what its OpenAI routes answer.
+    SGLang 0.5.17 leaves them out of what its OpenAI routes answer. ``limit``: tokens of a prompt
+    and its answer, None where /v1/models does not tell.
     """
 
     url: str
     model: str
     native: bool = False
+    limit: int | None = None
+
+    def room(self, max_tokens: int) -> int | None:
+        """Tokens that a prompt may have beside an answer; None where nobody tells."""
+        return None if self.limit is None else self.limit - max_tokens
+
+    def refuses(self, context: int, max_tokens: int) -> str:
+        """Why ``context`` tokens and an answer are too many; empty if they are not."""
+        room = self.room(max_tokens)
+        if room is None or context <= room:
+            return ""
+        return f"longer than the server's {self.limit} tokens, answer included"
 
 
 async def find_server(http: aiohttp.ClientSession, url: str) -> Server:
     """What is at ``url``; ``ProbeError`` if it is no OpenAI server."""
+    where = f"{url}/v1/models"
     try:
-        async with http.get(f"{url}/v1/models") as answer:
-            body = await answer.json()
-            model = str(body["data"][0]["id"])
-        async with http.get(f"{url}/generate") as answer:
-            return Server(url, model, native=answer.status == 405)
-    except (aiohttp.ClientError, TimeoutError, KeyError, IndexError, ValueError) as error:
-        raise ProbeError(f"{url}/v1/models: {type(error).__name__}: {error}") from error
+        async with asyncio.timeout(_FIRST_SECONDS):
+            async with http.get(where) as answer:
+                card = (await answer.json())["data"][0]
+                model, limit = str(card["id"]), card.get("max_model_len")
+            async with http.get(f"{url}/generate") as answer:
+                native = answer.status == 405
+    except TimeoutError as error:
+        raise ProbeError(f"{where}: no answer in {_FIRST_SECONDS:g} s") from error
+    except (aiohttp.ClientError, OSError) as error:
+        raise ProbeError(f"{where}: {type(error).__name__}: {error}") from error
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ProbeError(f"{where} lists no model: is it an OpenAI server?") from error
+    return Server(url, model, native, limit if isinstance(limit, int) and limit > 0 else None)
 
 
 async def complete(
@@ -77,19 +102,18 @@ async def complete(
             if answer.status != 200:
                 raise ProbeError(f"status {answer.status}: {_message(await answer.text())}")
             async for line in answer.content:
-                data = line.decode().removeprefix("data: ").strip()
-                if not data or data == "[DONE]" or not line.startswith(b"data: "):
-                    continue
-                chunk = json.loads(data)
-                if "error" in chunk:
-                    raise ProbeError(str(chunk["error"].get("message", chunk["error"])))
-                if stream.take(chunk):
+                chunk = _chunk(line)
+                if chunk and stream.take(chunk):
                     stream.times.append(time.perf_counter())
-    except (aiohttp.ClientError, TimeoutError) as error:
+        if not stream.usage or not stream.times:
+            raise ProbeError("the stream had no text or no usage")
+        return stream.answer(began)
+    except TimeoutError as error:
+        raise ProbeError("no answer in time (--timeout)") from error
+    except (aiohttp.ClientError, OSError) as error:
         raise ProbeError(f"{type(error).__name__}: {error}") from error
-    if not stream.usage or not stream.times:
-        raise ProbeError("the stream had no text or no usage")
-    return stream.answer(began)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ProbeError(f"the stream is not understood: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +163,11 @@ class _OpenAi:
 
     def answer(self, began: float) -> Answer:
         details = self.usage.get("spec_tokens_details") or {}
-        steps = int(details.get("steps", details.get("spec_verify_ct", 0)))
-        reported = float(details.get("commit_len", details.get("spec_accept_length", 0.0)))
+        if not isinstance(details, dict):
+            raise ProbeError(f"spec_tokens_details is no object: {details!r}")
+        steps = _whole(details, "steps" if "steps" in details else "spec_verify_ct")
+        length = "commit_len" if "commit_len" in details else "spec_accept_length"
+        reported = _number(details, length)
         return _answer(self.usage, details, steps, reported, self.times, began)
 
 
@@ -153,15 +180,15 @@ class _Native:
 
     def take(self, chunk: dict[str, Any]) -> bool:
         """Whether the chunk carries tokens."""
-        before = self.usage.get("completion_tokens", 0)
+        before = _whole(self.usage, "completion_tokens")
         self.usage = chunk.get("meta_info") or self.usage
-        return bool(self.usage.get("completion_tokens", 0) > before)
+        return _whole(self.usage, "completion_tokens") > before
 
     def answer(self, began: float) -> Answer:
         """``spec_accept_length`` counts the first token, which prefill gives, among the steps'."""
         told = self.usage
-        steps = int(told.get("spec_verify_ct", 0))
-        length = float(told.get("spec_accept_length", 0.0))
+        steps = _whole(told, "spec_verify_ct")
+        length = _number(told, "spec_accept_length")
         reported = (length * steps - 1) / steps if steps else 0.0
         return _answer(told, told, steps, reported, self.times, began)
 
@@ -175,46 +202,51 @@ def _answer(
     began: float,
 ) -> Answer:
     return Answer(
-        prompt_tokens=int(usage["prompt_tokens"]),
-        completion_tokens=int(usage["completion_tokens"]),
+        prompt_tokens=_whole(usage, "prompt_tokens", least=1),
+        completion_tokens=_whole(usage, "completion_tokens", least=1),
         steps=steps,
         commit_len=commit_len,
-        correct_drafts=int(details.get("spec_num_correct_drafts", 0)),
-        proposed_drafts=int(details.get("spec_num_proposed_drafts", 0)),
+        correct_drafts=_whole(details, "spec_num_correct_drafts"),
+        proposed_drafts=_whole(details, "spec_num_proposed_drafts"),
         events=len(times),
         first_seconds=times[0] - began,
         decode_seconds=times[-1] - times[0],
     )
 
 
-def _message(text: str) -> str:
-    try:
-        body = json.loads(text)
-        return str(body.get("error", body).get("message", text))[:300]
-    except (ValueError, AttributeError):
-        return text[:300]
-
-
-_SAMPLE = re.compile(r"^(longleaf_[a-z_]+)(?:\{([^}]*)\})? (\S+)$", re.MULTILINE)
-_BUCKET = re.compile(r'context_bucket="([^"]*)"')
-_ENGINE = {"longleaf_commit_len_count", "longleaf_kv_read_bytes_total"}
-
-
-async def engine_metrics(http: aiohttp.ClientSession, url: str) -> dict[str, float] | None:
-    """The engine's families, summed over labels (``name``) and for each context bucket
-    (``name@16k``); None where ``url`` does not serve them.
-    """
-    try:
-        async with http.get(url) as answer:
-            text = await answer.text() if answer.status == 200 else ""
-    except (aiohttp.ClientError, TimeoutError):
+def _chunk(line: bytes) -> dict[str, Any] | None:
+    """What a line of the stream carries; ``ProbeError`` if that is an error."""
+    data = line.removeprefix(b"data: ").strip()
+    if data == line.strip() or data == b"[DONE]":
         return None
-    found: dict[str, float] = {}
-    for name, labels, value in _SAMPLE.findall(text):
-        if name.endswith("_bucket"):
-            continue
-        bucket = _BUCKET.search(labels)
-        for key in (name, f"{name}@{bucket[1]}" if bucket else ""):
-            if key:
-                found[key] = found.get(key, 0.0) + float(value)
-    return found if _ENGINE & set(found) else None
+    chunk = json.loads(data)
+    if not isinstance(chunk, dict):
+        raise ValueError(f"{str(chunk)[:100]!r} is no object")
+    if chunk.get("error"):
+        raise ProbeError(_message(data.decode()))
+    return chunk
+
+
+def _whole(found: Mapping[str, Any], name: str, least: int = 0) -> int:
+    value = found.get(name, 0)
+    if not isinstance(value, int) or value < least:
+        raise ProbeError(f"the answer's {name} is {value!r}, no count from {least} on")
+    return value
+
+
+def _number(found: Mapping[str, Any], name: str) -> float:
+    value = found.get(name, 0.0)
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise ProbeError(f"the answer's {name} is {value!r}, no number")
+    return float(value)
+
+
+def _message(text: str) -> str:
+    """What an error's body says."""
+    try:
+        error = json.loads(text)
+        for name in ("error", "message"):
+            error = error.get(name, error) if isinstance(error, dict) else error
+        return str(error)[:300]
+    except ValueError:
+        return text[:300]

@@ -1,75 +1,42 @@
 """``longleaf probe``: one subcommand a question."""
 
-import asyncio
-import json
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from longleaf.probes.client import ProbeError
-from longleaf.probes.commit import CommitPlan, CommitRun, expected_of, failed_cells, measure
+from longleaf.probes.baseline import Baseline, Expected
+from longleaf.probes.commit import CommitPlan, CommitRun, measure
+from longleaf.probes.conduct import OutFile, conduct, finish
 from longleaf.probes.gpu import GpuPlan, GpuRun
 from longleaf.probes.gpu import measure as measure_gpu
-from longleaf.probes.lengths import Contexts
+from longleaf.probes.lengths import CONTEXTS_HELP, Contexts
 from longleaf.probes.line import CARDS
 from longleaf.probes.progress import Progress
-from longleaf.probes.report import lines, write_json, write_page
 from longleaf.probes.step import StepPlan, StepRun
 from longleaf.probes.step import measure as measure_steps
-from longleaf.probes.texts import TEXTS
+from longleaf.probes.texts import REFERENCE, TEXTS
 from longleaf.probes.watch import watch_command
 
-_FAILED, _INTERRUPTED = 1, 130
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
-_FILE = click.Path(dir_okay=False, path_type=Path)
+_POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
 def outputs(command: _Decorated) -> _Decorated:
     """The options of what a probe leaves behind."""
     for option in (
-        click.option("--html", "html_file", type=_FILE, help="Write a page with a plot there."),
-        click.option("--json", "json_file", type=_FILE, help="Write everything there."),
+        click.option("--html", "html_file", type=OutFile(), help="Write a page with a plot there."),
+        click.option("--json", "json_file", type=OutFile(), help="Write everything there."),
     ):
         command = option(command)
     return command
 
 
-def run_to_end(work: Coroutine[Any, Any, None]) -> bool:
-    """Run ``work``; false if Ctrl-C ended it. ``ClickException`` if there is no server."""
-    try:
-        asyncio.run(work)
-    except KeyboardInterrupt:
-        return False
-    except ProbeError as error:
-        raise click.ClickException(str(error)) from error
-    return True
-
-
-def write_outputs(
-    run: CommitRun | StepRun | GpuRun, json_file: Path | None, html_file: Path | None
-) -> None:
-    """Write what the options of ``outputs`` ask for."""
-    if json_file is not None:
-        write_json(json_file, run.document())
-    if html_file is not None:
-        write_page(html_file, run.page())
-
-
-def tell(
-    ctx: click.Context,
-    run: StepRun | GpuRun,
-    ended: bool,
-    json_file: Path | None,
-    html_file: Path | None,
-) -> None:
-    """Print a run's table and words, write it, and leave with the exit code that says it."""
-    click.echo(lines(run.table()))
-    click.echo(run.words() + ("" if ended else " Interrupted."))
-    write_outputs(run, json_file, html_file)
-    ctx.exit(_INTERRUPTED if not ended else _FAILED if run.faults() else 0)
+timeout_option = click.option(
+    "--timeout", default=1800.0, show_default=True, type=_POSITIVE, help="Seconds for one answer."
+)
 
 
 @click.group("probe")
@@ -85,38 +52,36 @@ probe_command.add_command(watch_command)
 @click.option(
     "--metrics-url", help="Engine's /metrics, to check the figures against.  [default: URL/metrics]"
 )
-@click.option(
-    "--contexts", default="1k,16k,64k", show_default=True, type=Contexts(), help="Prompt tokens."
-)
+@click.option("--contexts", type=Contexts(), help=CONTEXTS_HELP)
 @click.option(
     "--texts",
     default=",".join(TEXTS),
     show_default=True,
-    help="Kinds of text; the first is the one that must go well.",
+    help=f"Kinds of text; without {REFERENCE} there is nothing to compare with.",
 )
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(1), help="Seeds.")
 @click.option("--max-tokens", default=64, show_default=True, type=click.IntRange(2))
 @click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(0, 2))
-@click.option("--timeout", default=1800.0, show_default=True, help="Seconds for one answer.")
+@timeout_option
 @click.option(
     "--baseline",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=Baseline(),
     help="JSON of a good run: what --textfile says is expected.",
 )
-@click.option("--textfile", type=_FILE, help="Write metrics for Prometheus there.")
+@click.option("--textfile", type=OutFile(), help="Write metrics for Prometheus there.")
 @outputs
 @click.pass_context
 def commit_command(
     ctx: click.Context,
     url: str,
     metrics_url: str | None,
-    contexts: tuple[int, ...],
+    contexts: tuple[int, ...] | None,
     texts: str,
     repeats: int,
     max_tokens: int,
     temperature: float,
     timeout: float,
-    baseline: Path | None,
+    baseline: Expected | None,
     textfile: Path | None,
     json_file: Path | None,
     html_file: Path | None,
@@ -126,7 +91,7 @@ def commit_command(
     Streams completions of several texts at several contexts, one at a time, and reads commit_len
     from each answer. Ctrl-C keeps what there is.
     """
-    kinds = tuple(kind.strip() for kind in texts.split(","))
+    kinds = tuple(dict.fromkeys(kind.strip() for kind in texts.split(",")))
     unknown = [kind for kind in kinds if kind not in TEXTS]
     if unknown:
         raise click.BadParameter(
@@ -142,33 +107,26 @@ def commit_command(
         max_tokens,
         temperature,
         timeout,
+        metrics_required=metrics_url is not None,
     )
-    run = CommitRun.of(plan)
-    ended = run_to_end(measure(run, Progress(sys.stderr)))
-    said = run.judgement()
-    click.echo(lines(run.table()))
-    if run.totals.metrics is None:
-        click.echo(f"not checked against the engine's metrics: none at {plan.metrics_url}")
-    cause = f" ({said.cause})" if said.cause else ""
-    click.echo(f"{said.verdict}{cause}: {said.words}" + ("" if ended else " Interrupted."))
-    write_outputs(run, json_file, html_file)
-    if textfile is not None and ended:
-        expected = {} if baseline is None else expected_of(json.loads(baseline.read_text()))
-        run.write_textfile(textfile, expected)
-    if not ended:
-        ctx.exit(_INTERRUPTED)
-    if not any(cell.samples for cell in run.cells):
-        raise click.ClickException("; ".join(failed_cells(run.cells)[:3]))
-    ctx.exit(0 if said.verdict.passed else _FAILED)
+    run = CommitRun(plan)
+    ending = conduct(measure(run, Progress(sys.stderr)))
+    kept = None if ending.interrupted else textfile
+    finish(
+        ctx,
+        run,
+        ending,
+        json_file,
+        html_file,
+        (kept, lambda path: run.write_textfile(path, baseline or {})),
+    )
 
 
 @probe_command.command("step")
 @click.option("--url", required=True, help="Base URL of an engine, or the gateway of one.")
 @click.option("--against", help="Base URL of another engine, to compare with.")
 @click.option("--metrics-url", help="The first engine's /metrics.  [default: URL/metrics]")
-@click.option(
-    "--contexts", default="1k,16k,64k", show_default=True, type=Contexts(), help="Prompt tokens."
-)
+@click.option("--contexts", type=Contexts(), help=CONTEXTS_HELP)
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(1))
 @click.option("--max-tokens", default=96, show_default=True, type=click.IntRange(2))
 @click.option(
@@ -182,8 +140,8 @@ def commit_command(
     type=click.FloatRange(min=0, min_open=True),
     help="Its memory's peak, for another card.",
 )
-@click.option("--max-ratio", type=float, help="Fail where context costs more, in floors.")
-@click.option("--timeout", default=1800.0, show_default=True, help="Seconds for one answer.")
+@click.option("--max-ratio", type=_POSITIVE, help="Fail where context costs more, in floors.")
+@timeout_option
 @outputs
 @click.pass_context
 def step_command(
@@ -191,7 +149,7 @@ def step_command(
     url: str,
     against: str | None,
     metrics_url: str | None,
-    contexts: tuple[int, ...],
+    contexts: tuple[int, ...] | None,
     repeats: int,
     max_tokens: int,
     kv_bytes_per_token: float | None,
@@ -204,11 +162,14 @@ def step_command(
 ) -> None:
     """What does a step cost at which context, and what could it cost on this card?
 
-    Fails where a context is more than half off the fitted line, where --max-ratio is passed, and
-    where the engine is slower than the other one at any context. Ctrl-C keeps what there is.
+    Fails where a context could not be measured or is more than half off the fitted line, where
+    --max-ratio is passed, and where the engine is slower than the other one at any context. Ctrl-C
+    keeps what there is.
     """
     urls = tuple(base.rstrip("/") for base in (url, against) if base is not None)
     peak = peak_bytes_per_second or (CARDS[card] if card is not None else None)
+    if max_ratio is not None and peak is None:
+        raise click.UsageError("--max-ratio needs --card or --peak-bytes-per-second")
     plan = StepPlan(
         urls,
         tuple(
@@ -222,10 +183,11 @@ def step_command(
         peak,
         max_ratio,
         timeout,
+        metrics_required=metrics_url is not None,
     )
     run = StepRun(plan)
-    ended = run_to_end(measure_steps(run, Progress(sys.stderr)))
-    tell(ctx, run, ended, json_file, html_file)
+    ending = conduct(measure_steps(run, Progress(sys.stderr)))
+    finish(ctx, run, ending, json_file, html_file)
 
 
 @probe_command.command("gpu")
@@ -239,13 +201,19 @@ def step_command(
 @click.option(
     "--context",
     "contexts",
-    default="16k",
-    show_default=True,
     type=Contexts(),
-    help="Prompt tokens, about.",
+    help="Prompt tokens, about.  [default: 16k, or what the server takes]",
 )
-@click.option("--seconds", default=10.0, show_default=True, help="Of each phase, at least.")
-@click.option("--settle", default=1.0, show_default=True, help="Left out at a phase's beginning.")
+@click.option(
+    "--seconds", default=10.0, show_default=True, type=_POSITIVE, help="Of each phase, at least."
+)
+@click.option(
+    "--settle",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="Left out at a phase's beginning.",
+)
 @click.option(
     "--interval",
     default=0.5,
@@ -260,7 +228,7 @@ def gpu_command(
     ctx: click.Context,
     url: str,
     gpu_metrics_url: str,
-    contexts: tuple[int, ...],
+    contexts: tuple[int, ...] | None,
     seconds: float,
     settle: float,
     interval: float,
@@ -271,10 +239,12 @@ def gpu_command(
     """Is prefill, is decode bound by compute, by memory or by latency?
 
     Samples the GPU exporter while nothing runs, while prompts are read and while an answer is
-    written. Fails where it is latency, or cannot be told. Ctrl-C keeps what there is.
+    written; judges each GPU. Fails where one at work is bound by latency or cannot be told, and
+    where none works. Ctrl-C keeps what there is.
     """
     base = url.rstrip("/")
-    plan = GpuPlan(base, gpu_metrics_url, contexts[-1], seconds, settle, interval, max_tokens)
+    context = None if contexts is None else contexts[-1]
+    plan = GpuPlan(base, gpu_metrics_url, context, seconds, settle, interval, max_tokens)
     run = GpuRun(plan)
-    ended = run_to_end(measure_gpu(run, Progress(sys.stderr)))
-    tell(ctx, run, ended, json_file, html_file)
+    ending = conduct(measure_gpu(run, Progress(sys.stderr)))
+    finish(ctx, run, ending, json_file, html_file)

@@ -1,8 +1,7 @@
 """``longleaf probe gpu``: what bounds idle, prefill and decode: compute, memory or latency."""
 
 import asyncio
-import re
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping
 from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
@@ -11,6 +10,8 @@ import aiohttp
 
 from longleaf.probes.chart import bars
 from longleaf.probes.client import ProbeError, Server, complete, find_server
+from longleaf.probes.exposition import gpu_figures
+from longleaf.probes.lengths import label
 from longleaf.probes.progress import Progress
 from longleaf.probes.report import document
 from longleaf.probes.texts import TEXTS
@@ -21,19 +22,19 @@ _BUSY = 0.5
 _WORKS = 0.15
 """As of the alert LongleafGpuResidentButIdle."""
 _RESIDENT = 0.5
-_LINE = re.compile(r'^longleaf_gpu_([a-z_]+)\{gpu="([^"]*)"\} (\S+)$', re.MULTILINE)
+_USUAL = 16 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class GpuPlan:
-    """``exporter``: /metrics of the GPU exporter. ``seconds``: of idling, and of each phase at
-    least. ``settle``: samples of a phase's first seconds, which the one before colours, are left
-    out.
+    """``exporter``: /metrics of the GPU exporter. ``context``: None for 16k, or what the server
+    takes. ``seconds``: of idling, and of each phase at least. ``settle``: samples of a phase's
+    first seconds, which the one before colours, are left out.
     """
 
     url: str
     exporter: str
-    context: int
+    context: int | None
     seconds: float = 10.0
     settle: float = 1.0
     interval: float = 0.5
@@ -42,10 +43,9 @@ class GpuPlan:
 
 
 @dataclass(slots=True)
-class Phase:
-    """Samples of one phase: by metric, the mean over the GPUs each time."""
+class Gpu:
+    """Samples of one GPU in one phase, by metric."""
 
-    name: str
     samples: dict[str, list[float]] = field(default_factory=dict)
 
     def mean(self, metric: str) -> float | None:
@@ -70,9 +70,9 @@ class Phase:
             return "mixed"
         return "latency" if resident >= _RESIDENT else "idle"
 
-    def words(self) -> str:
-        """The phase in a sentence."""
-        figures = []
+    def figures(self) -> str:
+        """The means in words."""
+        told = []
         for metric, name, scale, unit in (
             ("tensor_active_ratio", "tensor pipes", 100, " %"),
             ("dram_active_ratio", "memory", 100, " %"),
@@ -80,8 +80,38 @@ class Phase:
             ("power_watts", "power", 1, " W"),
         ):
             value = self.mean(metric)
-            figures.append(f"{name} {'unknown' if value is None else f'{value * scale:.1f}{unit}'}")
-        return f"{self.name}: {_MEANING[self.bound]} ({', '.join(figures)})."
+            told.append(f"{name} {'unknown' if value is None else f'{value * scale:.1f}{unit}'}")
+        return ", ".join(told)
+
+
+@dataclass(slots=True)
+class Phase:
+    """One phase, by GPU: what one of eight does is not to be lost in a mean."""
+
+    name: str
+    gpus: dict[str, Gpu] = field(default_factory=dict)
+
+    @property
+    def bounds(self) -> list[str]:
+        """What bounds the GPUs at work; ``idle`` alone if none works, ``unknown`` if none is seen.
+
+        A GPU that serves nothing says nothing of those that serve.
+        """
+        found = list(dict.fromkeys(gpu.bound for gpu in self.gpus.values())) or ["unknown"]
+        return [bound for bound in found if bound != "idle"] or found
+
+    def words(self) -> str:
+        """The phase in sentences: one for each thing that bounds GPUs."""
+        alike: dict[str, list[str]] = {}
+        for name, gpu in self.gpus.items():
+            alike.setdefault(gpu.bound, []).append(name)
+        if not alike:
+            return f"{self.name}: no sample."
+        return " ".join(
+            f"{self.name}: {_MEANING[bound]} (GPU {', '.join(names)}; GPU {names[0]}: "
+            f"{self.gpus[names[0]].figures()})."
+            for bound, names in alike.items()
+        )
 
 
 _MEANING: Mapping[str, str] = {
@@ -96,6 +126,13 @@ _MEANING: Mapping[str, str] = {
 }
 
 
+_FAULTS: Mapping[str, str] = {
+    "latency": "is latency-bound",
+    "unknown": "cannot be told",
+    "idle": "leaves every GPU idle: is the exporter on the engine's machine?",
+}
+
+
 @dataclass(slots=True)
 class GpuRun:
     """What was measured so far."""
@@ -104,35 +141,38 @@ class GpuRun:
     phases: list[Phase] = field(default_factory=list)
     partial: bool = True
 
-    def phase(self, name: str) -> Phase | None:
-        """A phase that was measured."""
-        return next((phase for phase in self.phases if phase.name == name), None)
+    @property
+    def passed(self) -> bool:
+        """Whether it ended, and found no fault."""
+        return not self.partial and not self.faults()
 
     def faults(self) -> list[str]:
         """What fails the probe, in words."""
         found = []
-        for name in ("prefill", "decode"):
-            phase = self.phase(name)
-            if phase is not None and phase.bound in {"latency", "unknown"}:
-                found.append(f"{name} is {phase.bound}{'-bound' * (phase.bound == 'latency')}")
-        idle = self.phase("idle")
-        if idle is not None and idle.bound not in {"idle", "unknown"}:
-            found.append("the GPUs were not idle before: somebody else uses them")
+        for phase in self.phases:
+            if phase.name == "idle":
+                if not {"idle", "unknown"}.issuperset(phase.bounds):
+                    found.append("the GPUs were not idle before: somebody else uses them")
+                continue
+            faulty = (_FAULTS[bound] for bound in phase.bounds if bound in _FAULTS)
+            found += [f"{phase.name} {fault}" for fault in faulty]
         return found
 
     def words(self) -> str:
         """The answer."""
         faults = "; ".join(self.faults())
-        return " ".join(phase.words() for phase in self.phases) + (f" {faults}." * bool(faults))
+        said = " ".join(phase.words() for phase in self.phases) or "Nothing was measured."
+        return said + (f" {faults}." * bool(faults))
 
     def table(self) -> list[list[str]]:
-        """Rows of text: a phase each."""
-        rows = [["phase", "bound by", "tensor", "memory", "resident", "power W", "n"]]
+        """Rows of text: a GPU in a phase each."""
+        rows = [["phase", "gpu", "bound by", "tensor", "memory", "resident", "power W", "n"]]
         for phase in self.phases:
-            means = [phase.mean(metric) for metric in FIGURES]
-            figures = ["absent" if value is None else f"{value:.3f}" for value in means]
-            count = max((len(values) for values in phase.samples.values()), default=0)
-            rows.append([phase.name, phase.bound, *figures, str(count)])
+            for name, gpu in phase.gpus.items():
+                means = [gpu.mean(metric) for metric in FIGURES]
+                figures = ["absent" if value is None else f"{value:.3f}" for value in means]
+                count = max((len(values) for values in gpu.samples.values()), default=0)
+                rows.append([phase.name, name, gpu.bound, *figures, str(count)])
         return rows
 
     def document(self) -> dict[str, Any]:
@@ -141,14 +181,21 @@ class GpuRun:
             "gpu",
             self.plan.url,
             partial=self.partial,
-            passed=not self.partial and not self.faults(),
+            passed=self.passed,
             faults=self.faults(),
             words=self.words(),
             phases=[
                 {
-                    **asdict(phase),
-                    "bound": phase.bound,
-                    "means": {metric: phase.mean(metric) for metric in phase.samples},
+                    "name": phase.name,
+                    "bounds": phase.bounds,
+                    "gpus": {
+                        name: {
+                            **asdict(gpu),
+                            "bound": gpu.bound,
+                            "means": {metric: gpu.mean(metric) for metric in gpu.samples},
+                        }
+                        for name, gpu in phase.gpus.items()
+                    },
                 }
                 for phase in self.phases
             ],
@@ -157,10 +204,11 @@ class GpuRun:
     def page(self) -> str:
         """The HTML page."""
         groups = {
-            phase.name: {
-                metric: value for metric in FIGURES[:3] if (value := phase.mean(metric)) is not None
+            f"{phase.name} {name}": {
+                metric: value for metric in FIGURES[:3] if (value := gpu.mean(metric)) is not None
             }
             for phase in self.phases
+            for name, gpu in phase.gpus.items()
         }
         return bars("What bounds the GPUs", self.words(), groups, self.table())
 
@@ -171,32 +219,42 @@ async def measure(run: GpuRun, progress: Progress) -> None:
     progress.expect(len(PHASES))
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=plan.timeout)) as http:
         server = await find_server(http, plan.url)
-        await _figures(http, plan.exporter)
+        await gpu_figures(http, plan.exporter)
+        room = server.room(plan.max_tokens)
+        context = plan.context or min(_USUAL, _USUAL if room is None else room // 2)
+        if why := server.refuses(context, plan.max_tokens):
+            raise ProbeError(f"--context {label(context)}: {why}")
         await _phase(run, http, "idle", asyncio.sleep(plan.seconds + plan.settle))
         progress.step(run.phases[-1].words())
-        await _phase(run, http, "prefill", _prefill(plan, http, server))
+        await _phase(run, http, "prefill", _prefill(plan, context, http, server))
         progress.step(run.phases[-1].words())
         ready = asyncio.Event()
-        await _phase(run, http, "decode", _decode(plan, http, server, ready), ready)
+        await _phase(run, http, "decode", _decode(plan, context, http, server, ready), ready)
         progress.step(run.phases[-1].words())
     run.partial = False
 
 
-async def _prefill(plan: GpuPlan, http: aiohttp.ClientSession, server: Server) -> None:
+async def _prefill(
+    plan: GpuPlan, context: int, http: aiohttp.ClientSession, server: Server
+) -> None:
     """Long prompts one after the other, none of which begins like another."""
     until = asyncio.get_running_loop().time() + plan.seconds + plan.settle
     seed = 0
     while seed == 0 or asyncio.get_running_loop().time() < until:
-        text = f"{seed}. " + TEXTS["prose"](plan.context * 3, seed)
+        text = f"{seed}. " + TEXTS["prose"](context * 3, seed)
         await complete(http, server, text, max_tokens=1)
         seed += 1
 
 
 async def _decode(
-    plan: GpuPlan, http: aiohttp.ClientSession, server: Server, ready: asyncio.Event
+    plan: GpuPlan,
+    context: int,
+    http: aiohttp.ClientSession,
+    server: Server,
+    ready: asyncio.Event,
 ) -> None:
     """One prompt, cached by the first answer, continued again and again."""
-    text = TEXTS["prose"](plan.context * 3, 10_000)
+    text = TEXTS["prose"](context * 3, 10_000)
     await complete(http, server, text, max_tokens=1)
     ready.set()
     until = asyncio.get_running_loop().time() + plan.seconds + plan.settle
@@ -224,24 +282,11 @@ async def _phase(
             waiting.cancel()
         await asyncio.wait({task}, timeout=plan.settle)
         while not task.done():
-            for metric, values in (await _figures(http, plan.exporter)).items():
-                phase.samples.setdefault(metric, []).append(fmean(values))
+            for name, figures in (await gpu_figures(http, plan.exporter)).items():
+                samples = phase.gpus.setdefault(name, Gpu()).samples
+                for metric, value in figures.items():
+                    samples.setdefault(metric, []).append(value)
             await asyncio.wait({task}, timeout=plan.interval)
         await task
     finally:
         task.cancel()
-
-
-async def _figures(http: aiohttp.ClientSession, url: str) -> Mapping[str, Sequence[float]]:
-    """Values of each metric, one for each GPU."""
-    try:
-        async with http.get(url) as answer:
-            text = await answer.text() if answer.status == 200 else ""
-    except (aiohttp.ClientError, TimeoutError) as error:
-        raise ProbeError(f"{url}: {type(error).__name__}: {error}") from error
-    found: dict[str, list[float]] = {}
-    for metric, _, value in _LINE.findall(text):
-        found.setdefault(metric, []).append(float(value))
-    if not found:
-        raise ProbeError(f"{url} has no longleaf_gpu_ metrics: is it a GPU exporter?")
-    return found

@@ -1,11 +1,17 @@
-"""From commit_len by text and context to an answer in words."""
+"""From commit_len by text and context to an answer in words.
 
-from collections.abc import Sequence
+The reference is always ``predictable`` text, which any drafter gets right: other texts are held
+to themselves. A cell that was not measured is never a pass.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import fmean
 
+from longleaf.probes.accounting import Doubt, Totals, disagreement
 from longleaf.probes.lengths import label
+from longleaf.probes.texts import REFERENCE
 
 
 class Verdict(StrEnum):
@@ -27,7 +33,7 @@ class Verdict(StrEnum):
 
 @dataclass(slots=True)
 class Cell:
-    """Samples of one text at one context; ``why`` where there is none."""
+    """Samples of one text at one context; ``why`` where some or all are missing."""
 
     text: str
     context: int
@@ -46,23 +52,6 @@ class Cell:
         return (min(self.samples), max(self.samples)) if self.samples else None
 
 
-@dataclass(slots=True)
-class Totals:
-    """What all answers together say, and what the engine's metrics counted meanwhile."""
-
-    steps: int = 0
-    committed: int = 0
-    events: int = 0
-    answers: int = 0
-    reported: float = 0.0
-    """Steps times commit_len, as reported."""
-    correct_drafts: int = 0
-    proposed_drafts: int = 0
-    metrics: dict[str, float] | None = None
-    """Growth of the engine's families; None where they could not be read."""
-    window: float | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """``cause``: the fault, in a word or two, empty if there is none. ``words``: all of it."""
@@ -72,110 +61,201 @@ class Judgement:
     words: str
 
 
-_FALL = 0.7
+_LOW = 0.7
 """A mean below this share of what it is compared with is low."""
+_FALLEN = 0.5
+"""Any sample below this share is low, and every sample of a text that is harder here and easier
+there; of those, fewer than ``_ENOUGH`` must be below ``_FAR_FALLEN``: sound engines commit from 2.1
+to 5.7 tokens of one kind of prose.
+"""
+_FAR_FALLEN = 1 / 3
+_ENOUGH = 3
 _LEAST = 2.5
-"""commit_len that predictable text reaches with any drafter that works."""
-
-_CUT = 8
-"""Drafts of an answer's last step that engines may count and its limit cuts off."""
+"""commit_len that predictable text reaches with any drafter that works, and may draft so far."""
 
 
 def judge(cells: Sequence[Cell], totals: Totals) -> Judgement:
-    """The answer. Metrics that disagree come first: nothing can be concluded from them."""
-    known = {(cell.text, cell.context): cell.mean for cell in cells if cell.mean is not None}
-    if not known:
+    """The answer. Figures that disagree come first: nothing can be concluded from them."""
+    rows = _rows(cells)
+    if not rows:
         return Judgement(Verdict.UNKNOWN, "", "Nothing could be measured.")
-    wrong = _miscounted(totals)
-    if wrong:
+    doubt = disagreement(totals)
+    if doubt is not None:
+        return _doubted(*doubt)
+    if REFERENCE not in rows:
+        return Judgement(
+            Verdict.UNKNOWN,
+            "",
+            f"No {REFERENCE} text was measured: without it a fault cannot be told from the text.",
+        )
+    found = _no_drafts(rows[REFERENCE], totals) or _judged(rows, totals)
+    missing = unmeasured(cells)
+    if missing and found.verdict.passed:
+        return Judgement(
+            Verdict.UNKNOWN, "not measured", f"{missing[0]}. Of the rest: {found.words}"
+        )
+    return found
+
+
+def unmeasured(cells: Sequence[Cell]) -> list[str]:
+    """What lacks samples, with the reason."""
+    return [
+        f"{cell.text} {label(cell.context)}: {cell.why or 'not measured'}"
+        for cell in cells
+        if cell.why or not cell.samples
+    ]
+
+
+class _Row:
+    """The measured cells of a text, by context."""
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        measured = sorted((cell for cell in cells if cell.samples), key=lambda cell: cell.context)
+        self.text = measured[0].text
+        self.contexts = [cell.context for cell in measured]
+        self.counts = [len(cell.samples) for cell in measured]
+        self.means = [fmean(cell.samples) for cell in measured]
+        self.least = [min(cell.samples) for cell in measured]
+        self.most = [max(cell.samples) for cell in measured]
+
+    def fallen(self) -> list[int]:
+        """Contexts at which less is committed, beyond what the text alone explains."""
+        if self.text == REFERENCE:
+            base = self.means[0]
+            return self._where(
+                mean < _LOW * base or least < _FALLEN * base
+                for mean, least in zip(self.means, self.least, strict=True)
+            )
+        share = _FALLEN if min(self.counts) >= _ENOUGH else _FAR_FALLEN
+        base = self.least[0] if self.least[0] > _LEAST else 0.0
+        return self._where(most < share * base for most in self.most)
+
+    def _where(self, found: Iterable[bool]) -> list[int]:
+        return [context for context, is_it in zip(self.contexts, found, strict=True) if is_it]
+
+    def __str__(self) -> str:
+        return f"{self.text} " + ", ".join(
+            f"{mean:.2f} at {label(context)}" + (f" ({least:.2f} to {most:.2f})" * (least < most))
+            for context, mean, least, most in zip(
+                self.contexts, self.means, self.least, self.most, strict=True
+            )
+        )
+
+
+def _rows(cells: Sequence[Cell]) -> dict[str, _Row]:
+    texts = dict.fromkeys(cell.text for cell in cells if cell.samples)
+    return {text: _Row([cell for cell in cells if cell.text == text]) for text in texts}
+
+
+def _doubted(doubt: Doubt, words: str) -> Judgement:
+    if doubt is Doubt.RESTART:
+        return Judgement(
+            Verdict.UNKNOWN, doubt, f"An engine restarted ({words}): nothing can be concluded."
+        )
+    if doubt is Doubt.MISSING:
         return Judgement(
             Verdict.METRICS,
-            "metrics count wrong",
-            f"The figures disagree with one another: {wrong}. Trust none of them.",
+            doubt,
+            f"{words}. Either they are not counted, or other replicas than --metrics-url's gave "
+            "some of the answers, or it restarted.",
         )
-    texts = list(dict.fromkeys(cell.text for cell in cells))
-    easy = texts[0]
-    contexts = sorted({context for text, context in known if text == easy})
-    if not contexts:
-        return Judgement(Verdict.UNKNOWN, "", f"No {easy} text could be measured.")
-    first = contexts[0]
-    base = known[easy, first]
-    if totals.proposed_drafts and totals.correct_drafts == 0:
+    return Judgement(
+        Verdict.METRICS, doubt, f"The figures disagree with one another: {words}. Trust none."
+    )
+
+
+def _no_drafts(reference: _Row, totals: Totals) -> Judgement | None:
+    """Faults that the shortest context shows already."""
+    at, mean = label(reference.contexts[0]), reference.means[0]
+    least, most = reference.least[0], reference.most[0]
+    drafted = totals.proposed_drafts / totals.steps if totals.proposed_drafts else None
+    if drafted is not None and totals.correct_drafts == 0:
         return Judgement(
             Verdict.ENGINE,
             "accept commits one",
             f"{totals.steps} steps drafted {totals.proposed_drafts} tokens and not one was "
             "accepted, of whatever text: the accept loop commits the bonus token alone.",
         )
-    if base < _LEAST:
+    if drafted is None and totals.steps and totals.committed <= totals.steps:
+        return Judgement(
+            Verdict.ENGINE,
+            "nothing drafted",
+            f"{totals.steps} steps committed a token each, and no drafts are told: speculation is "
+            "off, or its drafter proposes nothing.",
+        )
+    if mean < (_LEAST if drafted is None else min(_LEAST, 1 + drafted / 2)):
+        told = "" if drafted is None else f" of {drafted:.1f} drafted"
         return Judgement(
             Verdict.ENGINE,
             "draft KV missing",
-            f"Even {easy} text commits {base:.2f} tokens a step at {label(first)}, the shortest "
-            "context, though some drafts are accepted: the drafter does not see its context "
-            "(draft KV that is dropped or never written, wrong taps, or another model's drafter).",
+            f"Even {REFERENCE} text commits {mean:.2f} tokens a step{told} at {at}, the shortest "
+            "context: the drafter does not see its context (draft KV that is dropped or never "
+            "written, wrong taps, or another model's drafter).",
         )
-    low = [context for context in contexts if known[easy, context] < _FALL * base]
-    hard = [
-        text for text in texts[1:] if (text, first) in known and known[text, first] < _FALL * base
-    ]
-    by_text = _by_text(known, easy, hard, first, base)
-    span = _span(totals)
-    if not low and not (span is not None and _beyond(span, totals)):
-        if hard:
-            return Judgement(
-                Verdict.TEXT, "", f"{by_text} Context does not matter: {_row(known, easy)}."
-            )
+    if least < _FALLEN * most:
         return Judgement(
-            Verdict.HEALTHY, "", f"commit_len is high on every text: {_row(known, easy)}."
+            Verdict.ENGINE,
+            "unsteady",
+            f"At {at} already, {REFERENCE} text commits from {least:.2f} to {most:.2f} tokens a "
+            "step, by the seed.",
         )
-    cause, why = _cause_of_context(totals, span, contexts, low)
-    fall = "falls with the context" if low else "does not fall yet"
+    return None
+
+
+def _judged(rows: dict[str, _Row], totals: Totals) -> Judgement:
+    reference = rows[REFERENCE]
+    fallen = {text: row.fallen() for text, row in rows.items()}
+    low = _LOW * reference.means[0]
+    hard = [row for row in rows.values() if row is not reference and not fallen[row.text]]
+    hard = [row for row in hard if min(row.means) < low]
+    by_text = f"The text decides: {reference}; {'; '.join(map(str, hard))}." if hard else ""
+    span = _span(totals)
+    unchecked = "" if span is not None else " The drafter's window was not checked (no metrics)."
+    if not any(fallen.values()) and not _beyond(span, totals):
+        several = len(reference.contexts) > 1
+        context = "Context does not matter." if several else "One context only, others may differ."
+        if hard:
+            return Judgement(Verdict.TEXT, "", f"{by_text} {context}{unchecked}")
+        every = "; ".join(map(str, rows.values()))
+        return Judgement(
+            Verdict.HEALTHY, "", f"commit_len is high on every text: {every}. {context}{unchecked}"
+        )
+    cause, why = _cause(totals, span, reference, fallen[REFERENCE])
+    falls = "; ".join(str(rows[text]) for text in rows if fallen[text])
+    what = f"commit_len falls with the context: {falls}." if falls else "It does not fall yet."
     return Judgement(
-        Verdict.BOTH if hard else Verdict.CONTEXT,
-        cause,
-        f"commit_len of {easy} text {fall}: {_row(known, easy)}. {why} {by_text}".strip(),
+        Verdict.BOTH if hard else Verdict.CONTEXT, cause, f"{what} {why} {by_text}".strip()
     )
 
 
-def _by_text(
-    known: dict[tuple[str, int], float], easy: str, hard: list[str], first: int, base: float
-) -> str:
-    if not hard:
-        return ""
-    parts = ", ".join(f"{known[text, first]:.2f} on {text}" for text in hard)
-    return f"The text decides: {base:.2f} on {easy}, {parts} at {label(first)}."
-
-
-def _row(known: dict[tuple[str, int], float], text: str) -> str:
-    found = sorted((context, mean) for (of, context), mean in known.items() if of == text)
-    return ", ".join(f"{mean:.2f} at {label(context)}" for context, mean in found)
-
-
-def _cause_of_context(
-    totals: Totals, span: float | None, contexts: list[int], low: list[int]
-) -> tuple[str, str]:
+def _cause(totals: Totals, span: float | None, reference: _Row, low: list[int]) -> tuple[str, str]:
     if span is not None and _beyond(span, totals):
         return (
             "window ignored",
             f"The drafter's windowed layers read {span:.0f} context rows a draft, and their "
             f"window is {totals.window:.0f}: it is ignored.",
         )
-    fine = max((context for context in contexts if context < low[0]), default=0)
-    held = (
-        f"The window holds ({span:.0f} of {totals.window:.0f} rows)"
-        if span is not None and totals.window is not None
-        else "The window could not be checked (no --metrics-url)"
-    )
-    return (
-        "draft positions",
-        f"{held}, so positions are wrong somewhere past {label(fine)} and up to {label(low[0])} "
-        "tokens: rotary positions of the draft KV, or YaRN.",
-    )
+    if not low:
+        return (
+            "far context",
+            f"{reference} holds, for it is drafted from what is near: what is far is drafted "
+            "badly (draft KV that is lost, its positions, or a window that is too short).",
+        )
+    fine = max((context for context in reference.contexts if context < low[0]), default=0)
+    where = f"past {label(fine)} and up to {label(low[0])} tokens"
+    positions = "the draft KV's rotary positions are wrong, or YaRN"
+    if span is None or totals.window is None:
+        return (
+            "window or positions",
+            f"Somewhere {where} either the drafter's window is ignored or {positions}: "
+            "--metrics-url of the engine tells them apart.",
+        )
+    held = f"The window holds ({span:.0f} of {totals.window:.0f} rows)"
+    return "draft positions", f"{held}, so somewhere {where} {positions}."
 
 
-def _beyond(span: float, totals: Totals) -> bool:
-    return totals.window is not None and span > totals.window + 0.5
+def _beyond(span: float | None, totals: Totals) -> bool:
+    return span is not None and totals.window is not None and span > totals.window + 0.5
 
 
 def _span(totals: Totals) -> float | None:
@@ -188,43 +268,3 @@ def _span(totals: Totals) -> float | None:
     }
     means = [metrics[f"{family}_sum@{bucket}"] / count for bucket, count in counts.items()]
     return max(means, default=None)
-
-
-def _miscounted(totals: Totals) -> str:
-    """How the figures disagree; empty if they agree."""
-    if not totals.steps:
-        return ""
-    tokens = totals.committed
-    if abs(totals.reported - tokens) > 0.01 * tokens + 0.5:
-        return (
-            f"answers report {totals.reported / totals.steps:.2f} tokens a step, "
-            f"their {tokens} tokens in {totals.steps} steps are {tokens / totals.steps:.2f}"
-        )
-    beyond = abs(totals.correct_drafts + totals.steps - tokens)
-    if totals.correct_drafts and beyond > _CUT * totals.answers:
-        return (
-            f"{totals.correct_drafts} accepted drafts and {totals.steps} bonus tokens are not the "
-            f"{tokens} tokens that came"
-        )
-    if totals.events > totals.steps + totals.answers:
-        return f"{totals.events} events came of {totals.steps} steps, one at most of each"
-    return _against_metrics(totals)
-
-
-def _against_metrics(totals: Totals) -> str:
-    metrics = totals.metrics
-    if metrics is None or not metrics.get("longleaf_commit_len_count"):
-        return ""
-    count, total = metrics["longleaf_commit_len_count"], metrics["longleaf_commit_len_sum"]
-    depth = metrics.get("longleaf_accepted_depth_sum", 0.0)
-    if depth != total - count:
-        return (
-            f"/metrics counts an accepted depth of {depth / count:.2f} beside a commit_len of "
-            f"{total / count:.2f}: it must be one less"
-        )
-    if count < totals.steps or total < totals.committed:
-        return (
-            f"/metrics counts {count:.0f} steps and {total:.0f} tokens, answers {totals.steps} "
-            f"and {totals.committed}"
-        )
-    return ""

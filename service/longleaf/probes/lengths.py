@@ -3,6 +3,10 @@
 import click
 
 _NAMED = {"200k": 200_000, "185k": 185_000}
+_MOST = 1 << 24
+_USUAL = (1 << 10, 16 << 10, 64 << 10)
+
+CONTEXTS_HELP = "Prompt tokens.  [default: 1k,16k,64k, as far as the server takes them]"
 
 
 class Contexts(click.ParamType[tuple[int, ...]]):
@@ -20,10 +24,23 @@ class Contexts(click.ParamType[tuple[int, ...]]):
         for part in str(value).split(","):
             text = part.strip().lower()
             number = text.removesuffix("k")
-            if not number.isdecimal() or int(number) == 0:
-                self.fail(f"{part.strip()!r} is no length such as 512 or 16k", param, ctx)
-            lengths.append(_NAMED.get(text, int(number) * (1024 if text.endswith("k") else 1)))
+            if not (number.isascii() and number.isdecimal() and len(number) < 10):
+                self.fail(f"{part.strip()[:20]!r} is no length such as 512 or 16k", param, ctx)
+            length = _NAMED.get(text, int(number) * (1024 if text.endswith("k") else 1))
+            if not 0 < length <= _MOST:
+                self.fail(f"{part.strip()} is not from 1 to {label(_MOST)} tokens", param, ctx)
+            lengths.append(length)
         return tuple(sorted(set(lengths)))
+
+
+def usual(room: int | None) -> tuple[int, ...]:
+    """1k, 16k and 64k; where a prompt of so many tokens has no ``room``, the longest power of two
+    that has, with a quarter to spare, ends the row.
+    """
+    if room is None or room >= _USUAL[-1]:
+        return _USUAL
+    longest = 1 << max(0, (3 * room // 4).bit_length() - 1)
+    return (*(length for length in _USUAL if length < longest), longest)
 
 
 def label(tokens: int) -> str:

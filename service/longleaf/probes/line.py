@@ -48,7 +48,7 @@ def fit(points: Sequence[tuple[float, float]]) -> Line | None:
 
 @dataclass(slots=True)
 class StepCell:
-    """Seconds a step at one context, sample by sample; ``why`` where there is none."""
+    """Seconds a step at one context, sample by sample; ``why`` where some or all are missing."""
 
     context: int
     samples: list[float]

@@ -7,15 +7,18 @@ from typing import Any
 import aiohttp
 
 from longleaf.probes.chart import Point, page
-from longleaf.probes.client import Answer, ProbeError, Server, complete, engine_metrics, find_server
-from longleaf.probes.lengths import label
+from longleaf.probes.client import Answer, ProbeError, Server, complete, find_server
+from longleaf.probes.exposition import engine_metrics
+from longleaf.probes.lengths import label, usual
 from longleaf.probes.line import Line, StepCell, fit
 from longleaf.probes.progress import Progress
+from longleaf.probes.prompts import prompt_of
 from longleaf.probes.report import document
-from longleaf.probes.texts import TEXTS
+from longleaf.probes.texts import REFERENCE
 
 _OFF = 0.5
 _SLOWER = 1.05
+_NO_BYTES = "the engine's metrics tell no KV bytes (--kv-bytes-per-token)"
 _ONE_EACH = 0.8
 """Events that an answer's tokens come in, at least, where each is a step: some may hold back text
 that is no whole character yet.
@@ -24,19 +27,21 @@ that is no whole character yet.
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """What to ask of each engine. ``token_bytes``: KV bytes of a token on one GPU, None to take
-    them from the engine's metrics. ``peak``: bytes a second of the card's memory, if known.
+    """What to ask of each engine. ``contexts``: None for those usual on the servers.
+    ``token_bytes``: KV bytes of a token on one GPU, None to take them from the engine's metrics.
+    ``peak``: bytes a second of the card's memory, if known.
     """
 
     urls: tuple[str, ...]
     metrics_urls: tuple[str, ...]
-    contexts: tuple[int, ...]
+    contexts: tuple[int, ...] | None
     repeats: int = 3
     max_tokens: int = 96
     token_bytes: float | None = None
     peak: float | None = None
     max_ratio: float | None = None
     timeout: float = 1800.0
+    metrics_required: bool = False
 
 
 @dataclass(slots=True)
@@ -61,12 +66,22 @@ class StepRun:
     engines: list[EngineRun] = field(default_factory=list)
     partial: bool = True
 
+    @property
+    def passed(self) -> bool:
+        """Whether it ended, and found no fault."""
+        return not self.partial and not self.faults()
+
     def faults(self) -> list[str]:
         """What fails the probe, in words."""
         found: list[str] = []
         for engine in self.engines:
             line = engine.line
             measured = [cell for cell in engine.cells if cell.mean is not None]
+            found += [
+                f"{engine.url} {label(cell.context)}: {cell.why}"
+                for cell in engine.cells
+                if cell.why
+            ]
             if line is None:
                 found.append(f"{engine.url}: no line, fewer than two contexts were measured")
                 continue
@@ -80,6 +95,8 @@ class StepRun:
                     f"{engine.url}: a token of context costs {ratio:.1f} times the card's floor, "
                     f"more than {most:g}"
                 )
+            if most is not None and (engine.token_bytes is None or self.plan.peak is None):
+                found.append(f"{engine.url}: the ratio is not known, for {_NO_BYTES}")
         if len(self.engines) == 2:
             found += self._slower()
         return found
@@ -110,11 +127,16 @@ class StepRun:
     def words(self) -> str:
         """The answer."""
         faults = "; ".join(self.faults())
-        return " ".join(self._of(engine) for engine in self.engines) + f" {faults}." * bool(faults)
+        said = " ".join(self._of(engine) for engine in self.engines) or "Nothing was measured."
+        return said + f" {faults}." * bool(faults)
 
     def _of(self, engine: EngineRun) -> str:
         line = engine.line
         if line is None:
+            for cell in engine.cells:
+                if cell.mean is not None:
+                    step = f"{cell.mean * 1e3:.2f} ms a step at {label(cell.context)}"
+                    return f"{engine.url}: {step}, and no line through one context."
             return f"{engine.url}: not measured."
         text = (
             f"{engine.url}: {line.constant * 1e3:.2f} ms and {line.slope * 1e6:.3f} ms a thousand "
@@ -124,7 +146,9 @@ class StepRun:
         if bandwidth is not None:
             text += f", an effective {bandwidth / 1e9:.1f} GB/s"
         ratio = self.ratio(engine)
-        return text + ("." if ratio is None else f", {ratio:.1f} times the card's floor.")
+        text += "." if ratio is None else f", {ratio:.1f} times the card's floor."
+        unknown = self.plan.peak is not None and engine.token_bytes is None
+        return text + f" No floor: {_NO_BYTES}." * unknown
 
     def document(self) -> dict[str, Any]:
         """The JSON document."""
@@ -150,7 +174,7 @@ class StepRun:
             self.plan.urls[0],
             partial=self.partial,
             peak_bytes_per_second=self.plan.peak,
-            passed=not self.partial and not self.faults(),
+            passed=self.passed,
             faults=self.faults(),
             words=self.words(),
             engines=engines,
@@ -198,15 +222,24 @@ class StepRun:
 async def measure(run: StepRun, progress: Progress) -> None:
     """Fill ``run``, one engine after the other. What is there when it is cancelled stays."""
     plan = run.plan
-    progress.expect(len(plan.urls) * len(plan.contexts) * plan.repeats)
     timeout = aiohttp.ClientTimeout(total=plan.timeout)
     async with aiohttp.ClientSession(timeout=timeout) as http:
-        for url, metrics_url in zip(plan.urls, plan.metrics_urls, strict=True):
-            cells = [StepCell(context, [], []) for context in plan.contexts]
-            engine = EngineRun(url, cells, plan.token_bytes)
+        servers = [await find_server(http, url) for url in plan.urls]
+        rooms = [room for one in servers if (room := one.room(plan.max_tokens)) is not None]
+        contexts = plan.contexts or usual(min(rooms, default=None))
+        progress.expect(len(servers) * len(contexts) * plan.repeats)
+        for number, (server, metrics_url) in enumerate(
+            zip(servers, plan.metrics_urls, strict=True)
+        ):
+            before = await engine_metrics(
+                http, metrics_url, required=plan.metrics_required and number == 0
+            )
+            cells = [
+                StepCell(context, [], [], why=server.refuses(context, plan.max_tokens))
+                for context in contexts
+            ]
+            engine = EngineRun(server.url, cells, plan.token_bytes)
             run.engines.append(engine)
-            before = await engine_metrics(http, metrics_url)
-            server = await find_server(http, url)
             for cell in cells:
                 await _measure_cell(plan, http, server, cell, progress)
             after = await engine_metrics(http, metrics_url)
@@ -222,12 +255,11 @@ async def _measure_cell(
     cell: StepCell,
     progress: Progress,
 ) -> None:
-    build = next(iter(TEXTS.values()))
     lengths: list[int] = []
     try:
-        begin = build(min(cell.context, 16_000), 0)  # a token is a character or more
-        first = await complete(http, server, begin, max_tokens=1)
-        text = build(round(cell.context * len(begin) / first.prompt_tokens), 0)
+        if cell.why:
+            raise ProbeError(cell.why)
+        text = await prompt_of(http, server, REFERENCE, cell.context, 0)
         for _ in range(plan.repeats):
             answer = await complete(http, server, text, max_tokens=plan.max_tokens)
             steps = _steps(answer)

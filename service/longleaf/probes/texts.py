@@ -40,12 +40,15 @@ def prose(characters: int, seed: int) -> str:
     return _mixed(_paragraphs(), "\n\n", characters, seed)
 
 
+REFERENCE = "predictable"
+"""What any drafter should get right, and others are compared with."""
+
 TEXTS: Mapping[str, Callable[[int, int], str]] = {
-    "predictable": predictable,
+    REFERENCE: predictable,
     "code": code,
     "prose": prose,
 }
-"""Text of about so many characters, by kind; the first is what any drafter should get right."""
+"""Text of about so many characters, by kind."""
 
 
 def _mixed(parts: tuple[str, ...], between: str, characters: int, seed: int) -> str:
