@@ -1,6 +1,9 @@
 """``longleaf preflight`` on recorded facts and real model files, with stand-ins of the trials."""
 
 import json
+import os
+import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -158,6 +161,78 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     assert "cannot be read" in failures(expected=expected)["target"]
 
 
+def test_a_weight_file_that_ends_early_is_named(tmp_path: Path) -> None:
+    expected = _models(tmp_path)
+    assert expected.target is not None
+    weights = expected.target / "model.safetensors"
+    whole = weights.read_bytes()
+    for kept in (len(whole) - 1, len(whole) // 2, 100, 4, 0):
+        weights.write_bytes(whole[:kept])
+        found = failures(expected=expected)["target"]
+        assert f"{weights}" in found
+        assert f"{kept} bytes" in found
+    weights.write_bytes(whole + b"\0")
+    assert (
+        f"has {len(whole) + 1} bytes, its header tells of {len(whole)}"
+        in (failures(expected=expected)["target"])
+    )
+    weights.write_bytes(b"<html>" * 99)
+    assert "no whole safetensors file" in failures(expected=expected)["target"]
+    weights.write_bytes(whole)
+    assert failures(expected=expected) == {}
+
+
+@pytest.mark.parametrize(
+    ("index", "said"),
+    [
+        ([], "cannot be read"),
+        ({}, "cannot be read (KeyError: 'weight_map')"),
+        ({"weight_map": []}, "cannot be read"),
+        ({"weight_map": {}}, "it names no file"),
+        ({"weight_map": {"a": 3}}, "cannot be read (TypeError"),
+        ({"weight_map": {"a": "../../../../etc/passwd"}}, "outside of the model's directory"),
+        ({"weight_map": {"a": "/etc/passwd"}}, "names /etc/passwd, outside"),
+    ],
+)
+def test_a_wrong_index_is_one_sentence(tmp_path: Path, index: object, said: str) -> None:
+    expected = _models(tmp_path)
+    assert expected.target is not None
+    (expected.target / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert said in failures(expected=expected)["target"]
+
+
+WRONG: tuple[object, ...] = ("many", [], {}, -1, 1.5, True)
+FIELDS = (
+    *("max_position_embeddings", "num_hidden_layers", "kv_lora_rank", "vocab_size", "head_dim"),
+    *("num_key_value_heads", "rope_scaling", "layer_types", "block_size"),
+)
+
+
+@pytest.mark.parametrize("name", ["target", "drafter"])
+def test_whatever_a_config_holds_each_check_has_a_verdict(tmp_path: Path, name: str) -> None:
+    expected = _models(tmp_path)
+    path = tmp_path / f"tiny-{name}" / "config.json"
+    right = json.loads(path.read_text())
+    broken = (b"\xff\xfe{}", b"[1]", b"[" * 100_000, b"")
+    changed = [json.dumps({**right, field: value}) for field in FIELDS for value in WRONG]
+    for config in (*broken, *(one.encode() for one in changed)):
+        path.write_bytes(config)
+        checks = run_checks(FACTS, expected, TRIALS, ("kernel", "nccl"))
+        found = {one.name: one for one in checks}
+        assert len(found) == 10
+        assert found["gpu-count"].passed
+        assert all(one.fix for one in found.values() if one.passed is False)
+        assert config not in broken or found[name].passed is False
+
+
+def test_a_check_that_cannot_be_made_has_failed() -> None:
+    trials = Trials(kernel=("/nowhere/to/be/found",), all_reduce=RIGHT)
+    found = verdicts(trials=trials)
+    assert found["kernel"].passed is False
+    assert "could not be made: FileNotFoundError" in found["kernel"].said
+    assert found["nccl"].passed
+
+
 def test_the_pool_is_counted_as_it_is_laid_out() -> None:
     """Kimi K2.6 and its drafter on eight ranks: 61 latent rows, and one KV head of 6 layers."""
     target = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "num_hidden_layers": 61}
@@ -221,6 +296,34 @@ def test_what_is_stopped_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
+def test_a_stopped_preflight_ends_its_ranks(tmp_path: Path) -> None:
+    """As the first process of its container, too."""
+    mark = tmp_path / "rank"
+    rank = f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    script = (
+        "import sys\n"
+        "from longleaf.probes.preflight import command\n"
+        "from longleaf.probes.preflight.trials import Trials\n"
+        "from tests.probes.test_preflight import FACTS\n"
+        f"command.Trials = lambda: Trials(kernel=(sys.executable, '-c', {rank!r}))\n"
+        "command.collect = lambda: FACTS\n"
+        "command.preflight_command(['--json'])\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script]) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not (mark.exists() and mark.read_text()):
+                assert time.monotonic() < deadline
+                assert process.poll() is None
+                time.sleep(0.05)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=30) == 128 + signal.SIGTERM
+        finally:
+            process.kill()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(mark.read_text()), 0)
+
+
 def test_facts_are_read_from_the_driver(tmp_path: Path) -> None:
     script = tmp_path / "nvidia-smi"
     script.write_text(f"#!/bin/sh\ncat <<'E'\n{GPUS}E\n")
@@ -265,6 +368,12 @@ def test_wrong_arguments_are_refused() -> None:
     done = CliRunner().invoke(preflight_command, ["--skip", "gpu-colour"])
     assert done.exit_code == 2
     assert "no check 'gpu-colour'" in done.stderr
-    done = CliRunner().invoke(preflight_command, ["--shared-memory", "lots"])
-    assert done.exit_code == 2
+    for words in (
+        *(("--shared-memory", "lots"), ("--gpus", "0"), ("--memory-fraction", "1.5")),
+        *(("--memory-fraction", "nan"), ("--kv-pool-tokens", "-1"), ("--nccl-timeout", "0")),
+        ("--nccl-timeout", "inf"),
+    ):
+        done = CliRunner().invoke(preflight_command, words)
+        assert done.exit_code == 2, words
+        assert words[0] in done.stderr
     assert parse_bytes("32Gi") == 32 * GIB

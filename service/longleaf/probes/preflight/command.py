@@ -1,5 +1,6 @@
 """``longleaf preflight``."""
 
+import math
 from pathlib import Path
 
 import click
@@ -8,8 +9,12 @@ from longleaf.probes.preflight.expected import Expected, parse_bytes
 from longleaf.probes.preflight.facts import collect
 from longleaf.probes.preflight.report import all_checks, document, line, run_checks
 from longleaf.probes.preflight.trials import Trials
+from longleaf.signals import raised
 
 _PATH = click.Path(path_type=Path)
+_POSITIVE = click.IntRange(min=1)
+_SECONDS = click.FloatRange(min=0, min_open=True)
+_SHARE = click.FloatRange(min=0, max=1, min_open=True, max_open=True)
 
 
 def _bytes(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
@@ -19,25 +24,50 @@ def _bytes(_context: click.Context, _parameter: click.Parameter, value: str | No
         raise click.BadParameter(str(error)) from error
 
 
+def _finite(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value} is no finite number", context, parameter)
+    return value
+
+
 @click.command("preflight")
-@click.option("--gpus", default=8, show_default=True, help="GPUs, one a rank.")
+@click.option("--gpus", type=_POSITIVE, default=8, show_default=True, help="GPUs, one a rank.")
 @click.option("--product", "products", multiple=True, help="Name of an allowed GPU; repeat.")
 @click.option("--compute-major", "compute_majors", type=int, multiple=True, help="Allowed; repeat.")
 @click.option("--minimum-driver", help="Oldest driver.")
 @click.option("--shared-memory", callback=_bytes, help="Least size of /dev/shm, such as 32Gi.")
 @click.option("--target", type=_PATH, help="Directory of the target.")
 @click.option("--drafter", type=_PATH, help="Directory of the drafter.")
-@click.option("--block-size", type=int, help="Block that the drafter must have.")
-@click.option("--nodes", type=int, help="Nodes of a tree.")
-@click.option("--draft-window", type=int, help="Context rows of the windowed draft layers.")
-@click.option("--context-length", type=int, help="Longest context.")
-@click.option("--kv-pool-tokens", type=int, help="Tokens of the KV pool.")
+@click.option("--block-size", type=_POSITIVE, help="Block that the drafter must have.")
+@click.option("--nodes", type=_POSITIVE, help="Nodes of a tree.")
+@click.option("--draft-window", type=_POSITIVE, help="Context rows of the windowed draft layers.")
+@click.option("--context-length", type=_POSITIVE, help="Longest context.")
+@click.option("--kv-pool-tokens", type=_POSITIVE, help="Tokens of the KV pool.")
 @click.option("--kv-cache-dtype", default="auto", show_default=True, help="As SGLang's.")
-@click.option("--memory-fraction", default=0.9, show_default=True, help="As SGLang's.")
 @click.option(
-    "--kernel-timeout", "kernel_seconds", default=300.0, show_default=True, help="Seconds."
+    "--memory-fraction",
+    type=_SHARE,
+    callback=_finite,
+    default=0.9,
+    show_default=True,
+    help="As SGLang's.",
 )
-@click.option("--nccl-timeout", "nccl_seconds", default=120.0, show_default=True, help="Seconds.")
+@click.option(
+    *("--kernel-timeout", "kernel_seconds"),
+    type=_SECONDS,
+    callback=_finite,
+    default=300.0,
+    show_default=True,
+    help="Seconds.",
+)
+@click.option(
+    *("--nccl-timeout", "nccl_seconds"),
+    type=_SECONDS,
+    callback=_finite,
+    default=120.0,
+    show_default=True,
+    help="Seconds.",
+)
 @click.option("--skip", multiple=True, help="Check to leave out; repeat.")
 @click.option("--list", "only_list", is_flag=True, help="Name the checks and run none.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
@@ -65,11 +95,13 @@ def preflight_command(
             f"no check {unknown[0]!r}: {', '.join(names)}", param_hint="--skip"
         )
     expected = Expected(**asked)  # type: ignore[arg-type]
-    facts = collect()
     verdicts = []
-    for verdict in run_checks(facts, expected, trials, skip):
-        click.echo(line(verdict), err=as_json)
-        verdicts.append(verdict)
+    # Ended as the first process of a container, it ends the ranks too.
+    with raised():
+        facts = collect()
+        for verdict in run_checks(facts, expected, trials, skip):
+            click.echo(line(verdict), err=as_json)
+            verdicts.append(verdict)
     if as_json:
         click.echo(document(facts, verdicts))
     context.exit(1 if any(verdict.passed is False for verdict in verdicts) else 0)

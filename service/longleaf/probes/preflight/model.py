@@ -1,6 +1,5 @@
 """Checks of the model's files, and whether they fit into the GPUs."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from longleaf.probes.preflight.expected import Expected
 from longleaf.probes.preflight.facts import Facts
 from longleaf.probes.preflight.machine import GIB
 from longleaf.probes.preflight.verdict import CheckError, NotAskedError
+from longleaf.probes.preflight.weights import weight_files
 
 
 def _arguments(expected: Expected) -> model_check.Arguments:
@@ -31,28 +31,6 @@ def _config(directory: Path | None, what: str) -> Mapping[str, Any]:
     except DriftError as error:
         fix = f"put the {what}'s files there: a claim, a directory of the node, or model.download"
         raise CheckError(error.sentence, fix) from error
-
-
-def weight_files(directory: Path, what: str) -> int:
-    """Bytes of a model's weights; ``CheckError`` where a file that the index names is not there."""
-    index = directory / "model.safetensors.index.json"
-    try:
-        named = set(json.loads(index.read_text())["weight_map"].values()) if index.exists() else ()
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise CheckError(
-            f"the {what}'s {index} cannot be read ({error})", "fetch it again"
-        ) from error
-    files = [directory / str(name) for name in sorted(named)] or sorted(
-        directory.glob("*.safetensors")
-    )
-    missing = [path.name for path in files if not path.is_file() or path.stat().st_size == 0]
-    if missing or not files:
-        some = f"{len(missing)} of {len(files)} weight files, {missing[0]} first" if files else ""
-        raise CheckError(
-            f"the {what}'s {directory} lacks {some or 'weight files (*.safetensors)'}",
-            "fetch them again: an interrupted download leaves some out",
-        )
-    return sum(path.stat().st_size for path in files)
 
 
 def check_target(_facts: Facts, expected: Expected) -> str:

@@ -43,6 +43,9 @@ def run_checks(
             yield Verdict(name, None, str(reason))
         except CheckError as failure:
             yield Verdict(name, False, failure.sentence, failure.fix)
+        except Exception as error:
+            said = f"this check could not be made: {type(error).__name__}: {error}"
+            yield Verdict(name, False, said, f"mend what it reads, or leave it out: --skip={name}")
 
 
 def line(verdict: Verdict) -> str:
