@@ -1,6 +1,6 @@
 """GPU truth: what a GPU does, beside what is usually called its utilization."""
 
-from ops.dashboards.panels import Board, Kind, Panel, Row, series
+from ops.dashboards.panels import Board, Kind, Panel, Query, Row, series
 
 _GPU = "{{instance}} {{gpu}}"
 
@@ -98,7 +98,8 @@ BOARD = Board(
             (
                 Panel(
                     "Metrics by source",
-                    "0: this source cannot tell this metric here; its log says why.",
+                    "0: this source cannot tell this metric of every GPU; its log says why. Source "
+                    "none: none that is asked is for it.",
                     "short",
                     (series("longleaf_gpu_metric_supported", "{{metric}} {{source}}"),),
                     Kind.TABLE,
@@ -118,6 +119,26 @@ BOARD = Board(
                     "s",
                     (series("longleaf_gpu_sample_seconds", "{{instance}}"),),
                     width=6,
+                ),
+                Panel(
+                    "GPUs that tell anything",
+                    "0: a GPU of which no source tells anything any more: mostly it is lost.",
+                    "short",
+                    (series("longleaf_gpu_up", _GPU),),
+                    width=12,
+                ),
+                Panel(
+                    "Age of the last sample",
+                    "Beyond 15 s, or three of the exporter's intervals, figures are withdrawn.",
+                    "s",
+                    (
+                        Query(
+                            "time() - longleaf_gpu_sample_timestamp_seconds"
+                            '{namespace=~"$namespace"}',
+                            "{{instance}}",
+                        ),
+                    ),
+                    width=12,
                 ),
                 Panel(
                     "Five-minute means",
