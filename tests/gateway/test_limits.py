@@ -1,8 +1,10 @@
 """Limits of API keys, and the file that holds them."""
 
 import asyncio
+import math
 from pathlib import Path
 
+import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -284,3 +286,94 @@ async def test_a_prompt_is_charged_only_where_its_client_left(
         replica.prompt_tokens = 14
         expected = 429 if client_leaves else 200
         assert (await gateway.raw(chat(max_tokens=400), headers=headers))[0] == expected
+
+
+def tokens_left(status: int, response: aiohttp.ClientResponse, limit: int) -> float:
+    """Of a bucket, as its refusal of a whole minute's worth tells."""
+    assert status == 429
+    return limit - int(response.headers["retry-after"]) * limit / 60
+
+
+@pytest.mark.parametrize(
+    ("wishes", "taken"),
+    [({}, 2_014), ({"max_tokens": 500}, 514)],
+)
+async def test_a_stream_without_usage_is_charged_all_that_has_passed(
+    tmp_path: Path, wishes: dict[str, int], taken: int
+) -> None:
+    """More than was assumed, too; where the client set a limit, no estimate goes beyond it."""
+    path = tmp_path / "keys"
+    path.write_text("key tokens_per_minute=3000")
+    headers = {"authorization": "Bearer key"}
+
+    async def behaviour(request: Received) -> None:
+        await request.start_stream()
+        await request.chunk(event("x") * 2_000)
+        await request.chunk(DONE)
+        await request.end_stream()
+
+    settings = {"api_key_file": path, "assumed_completion_tokens": 300}
+    async with gateway_over(behaviour, **settings) as (gateway, _):
+        assert (await gateway.raw(chat(stream=True, **wishes), headers=headers))[0] == 200
+        status, _, response = await gateway.raw(chat(max_tokens=3000), headers=headers)
+        assert tokens_left(status, response, 3000) == pytest.approx(3000 - taken, abs=200)
+
+
+@pytest.mark.parametrize(("steps", "taken"), [(0, 2_014), (100, 514)])
+async def test_a_whole_answer_that_its_client_leaves_is_charged_what_was_generated(
+    tmp_path: Path, steps: int, taken: int
+) -> None:
+    """By the step time that the replica told; all that was asked for, where it told none."""
+    path = tmp_path / "keys"
+    path.write_text("key tokens_per_minute=3000")
+    headers = {"authorization": "Bearer key"}
+    left = asyncio.Event()
+
+    async def behaviour(request: Received) -> None:
+        await request.until_gone()
+        left.set()
+
+    async with gateway_over(behaviour, api_key_file=path, loads_interval=0.02) as (
+        gateway,
+        (replica,),
+    ):
+        assert replica.load is not None
+        known = f'longleaf_gateway_step_model_coefficient{{replica="{replica.url}",term="a"}}'
+        done = 0
+        while steps and math.isnan(await gateway.metric(known)):
+            done += steps  # of 2 ms that commit 2 tokens: a millisecond for each
+            replica.load["decode_moments"] = [
+                done,
+                done,
+                done * 2_000,
+                done,
+                done * 2_000,
+                2 * done,
+            ]
+            await asyncio.sleep(0.02)
+        asked = asyncio.create_task(gateway.raw(chat(max_tokens=2000), headers=headers))
+        await replica.arrived.get()
+        await asyncio.sleep(0.5)
+        asked.cancel()
+        await left.wait()
+        await eventually(lambda: gateway.server.drain.running == 0)
+        status, _, response = await gateway.raw(chat(max_tokens=3000), headers=headers)
+        assert tokens_left(status, response, 3000) == pytest.approx(3000 - taken, abs=250)
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [({"priority": 100}, 2), ({"priority": -7}, -7), ({"priority": "100"}, 0), ({}, 2)],
+)
+async def test_the_engine_gets_the_priority_that_the_key_may_have(
+    tmp_path: Path, given: dict[str, object], sent: int
+) -> None:
+    path = tmp_path / "keys"
+    path.write_text("high priority=2\nplain\n")
+    async with gateway_over(answer_captured_chat, api_key_file=path) as (gateway, (replica,)):
+        for key in ("high", "plain"):
+            headers = {"authorization": f"Bearer {key}"}
+            assert (await gateway.raw(chat(**given), headers=headers))[0] == 200
+        high, plain = (received.json.get("priority") for received in replica.generations)
+        assert high == sent
+        assert plain == (min(sent, 0) if given else None)

@@ -177,7 +177,8 @@ def test_an_inspection_says_what_admission_needs() -> None:
     assert (said.completions, said.prompts, said.priority) == (3, 1, -7)
     assert {"model", "messages", "rid"} <= set(said.names)
     assert looked_at(chat(priority=10**9)).priority == 100
-    assert looked_at(chat(priority="high")).priority is None
+    assert looked_at(chat(priority="high")).priority == 0
+    assert looked_at(chat(priority=None)).priority is None
     ids = looked_at({"model": "m", "prompt": [[1, 2], [3]], "n": 2}, "completions")
     assert (ids.given_tokens, ids.all_given_tokens, ids.prompts) == (2, 3, 2)
     texts = looked_at({"model": "m", "prompt": ["a", "b"]}, "completions")

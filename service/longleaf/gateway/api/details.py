@@ -19,7 +19,8 @@ SPEC_FIELD = b',"return_spec_tokens_details":true'
 _COMMON = ("id", "object", "created", "model", "system_fingerprint")
 _DONE = b"data: [DONE]"
 _LAST_PIECES = 4
-_LAST_BYTES = 64 * 1024
+LAST_BYTES = 64 * 1024
+"""Of one piece: its end is enough."""
 _NUMBERS = re.compile(
     rb'"(prompt_tokens|completion_tokens|spec_accept_length|spec_verify_ct)": ?(\d{1,9}(?:\.\d+)?)'
 )
@@ -39,11 +40,12 @@ class Tail:
     def __init__(self) -> None:
         self._pieces: deque[bytes] = deque(maxlen=_LAST_PIECES)
         self.add = self._pieces.append
-        """Take in one piece."""
+        """Take in one piece, of at most ``LAST_BYTES``: a client that reads nothing makes it stay.
+        """
 
     def numbers(self) -> dict[str, float]:
         """The last value of each figure that was told."""
-        end = b"".join(piece[-_LAST_BYTES:] for piece in self._pieces)
+        end = b"".join(self._pieces)
         if b'_tokens"' not in end and b'"spec_' not in end:
             return {}
         return {name.decode(): float(value) for name, value in _NUMBERS.findall(end)}

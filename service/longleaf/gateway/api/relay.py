@@ -18,10 +18,17 @@ from longleaf.gateway.api import errors
 from longleaf.gateway.api.answers import ErrorResponse, headers_downstream
 from longleaf.gateway.api.body import with_rid
 from longleaf.gateway.api.comments import COMMENT, Comments
-from longleaf.gateway.api.details import SPEC_FIELD, Tail, details, with_chunk, with_field
+from longleaf.gateway.api.details import (
+    LAST_BYTES,
+    SPEC_FIELD,
+    Tail,
+    details,
+    with_chunk,
+    with_field,
+)
 from longleaf.gateway.api.refusals import REFUSALS, refusal
 from longleaf.gateway.api.upstream_errors import from_replica, worth_another_replica
-from longleaf.gateway.api.usage import StreamUsage
+from longleaf.gateway.api.usage import StreamUsage, taken_at_most, taken_unseen
 from longleaf.gateway.auth import ApiKey
 from longleaf.gateway.config import GatewayConfig
 from longleaf.gateway.drain import Drain
@@ -94,6 +101,8 @@ class RelayResponse(Response):
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[object] | None = None
         self._deadline = 0.0
+        self._sent_at = 0.0
+        """Loop time at which it went to its latest replica; 0 before."""
         self._comments: Comments | None = None
         self._usage: StreamUsage | None = None
         self._committed = False
@@ -176,8 +185,10 @@ class RelayResponse(Response):
             await self._try_replicas(ticket)
         finally:
             if not self._begun:  # a client that left has cost its prefill
-                prompt = ticket.ask.demand.counted_prompts
-                ticket.charge.settle(prompt if self._client_left else 0)
+                seconds = self._loop.time() - self._sent_at if self._sent_at else 0.0
+                stream = call.prompt.inspection.stream
+                taken = taken_unseen(ticket, stream, seconds) if self._client_left else 0
+                ticket.charge.settle(taken)
 
     async def _comment(self) -> None:
         """The stream has been silent for long: say that it lives, in status 200 from now on."""
@@ -196,6 +207,8 @@ class RelayResponse(Response):
             self._usage = StreamUsage(hidden=said.usage_options is not None)
             if said.usage_options is not None:
                 more += b',"stream_options":' + said.usage_options.encode()
+        if call.key is not None and (ticket.ask.priority or said.priority is not None):
+            more += b',"priority":%d' % ticket.ask.priority
         body = with_rid(call.prompt.text, call.record.rid, more)
         tried: list[Replica] = []
         told: errors.ApiError | None = None
@@ -230,7 +243,7 @@ class RelayResponse(Response):
 
     async def _try(self, ticket: Ticket, body: Body) -> None:
         call, replica = self._call, ticket.grant.replica
-        sent = self._loop.time()
+        sent = self._sent_at = self._loop.time()
         idle = self._relay.config.idle_timeout
         tail = Tail()
         async with Exchange(replica, call.record.rid, self._deadline, idle) as exchange:
@@ -241,7 +254,7 @@ class RelayResponse(Response):
             self._begun = True
             ticket.grant.reservation.prefilled()
             call.record.note_first_event(self._loop.time() - sent)
-            tail.add(head.first)
+            tail.add(head.first[-LAST_BYTES:])
             if not head.streaming:
                 await self._send_whole(head, ticket, tail)
                 return
@@ -266,7 +279,7 @@ class RelayResponse(Response):
                 comments.said = exchange.asked
             piece = await exchange.next_piece()
             if piece is not None:
-                tail.add(piece)
+                tail.add(piece if len(piece) <= LAST_BYTES else piece[-LAST_BYTES:])
         await send({"type": "http.response.body", "body": b""})
 
     async def _send_whole(self, head: Head, ticket: Ticket, tail: Tail) -> None:
@@ -294,8 +307,7 @@ class RelayResponse(Response):
             ticket.charge.settle(int(prompt + completion))
         elif self._usage is not None:
             commit_len = ticket.grant.replica.budget.steps.commit_len
-            taken = ticket.ask.demand.counted_prompts + self._usage.estimate(commit_len)
-            ticket.charge.settle(min(taken, ticket.charge.tokens))
+            ticket.charge.settle(taken_at_most(ticket, self._usage.estimate(commit_len)))
         return numbers
 
 

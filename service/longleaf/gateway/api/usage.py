@@ -1,12 +1,14 @@
-"""The usage of a stream whose key has a limit of tokens, whether its client wants it or not.
+"""What a key with a limit of tokens has used, whether its client wants to know it or not.
 
-The engine tells it only where it is asked to, so the gateway asks, and cuts the chunk out again
-for a client that did not.
+The engine tells a stream's usage only where it is asked to, so the gateway asks, and cuts the chunk
+out again for a client that did not. Where nothing is told, what was generated is estimated.
 """
 
 import json
 import math
 import re
+
+from longleaf.gateway.admission.intake import Ticket
 
 _EVENT_ENDS = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)")
 _TOLD = b'"prompt_tokens"'
@@ -29,6 +31,33 @@ class StreamUsage:
     def estimate(self, commit_len: float | None) -> int:
         """Completion tokens of a stream that ended before its usage: a step is an event."""
         return math.ceil(self._events * max(1.0, commit_len or 1.0))
+
+
+def taken_at_most(ticket: Ticket, completion: int) -> int:
+    """Tokens of prompt and ``completion``, an estimate: where the request names a limit no more
+    than that allows.
+    """
+    demand = ticket.ask.demand
+    taken = demand.counted_prompts + completion
+    limited = demand.max_tokens is not None or demand.default_tokens is not None
+    return min(taken, ticket.charge.tokens) if limited else taken
+
+
+def taken_unseen(ticket: Ticket, stream: bool, seconds: float) -> int:
+    """Tokens of a request whose client left ``seconds`` after it was sent, before any event.
+
+    Of a stream that is its prompt; of a whole answer also what the replica can have generated since
+    then, or, where its step time is not known, all that was asked for.
+    """
+    demand, budget = ticket.ask.demand, ticket.grant.replica.budget
+    if stream or not seconds:
+        return demand.counted_prompts
+    context, batch = budget.context + demand.size, budget.batch + demand.sequences
+    token_seconds = budget.steps.token_seconds(context, batch)
+    if token_seconds is None:
+        return ticket.charge.tokens
+    decode = max(0.0, seconds - (budget.steps.prefill_seconds(demand.counted_prompts) or 0.0))
+    return taken_at_most(ticket, demand.sequences * math.ceil(decode / token_seconds))
 
 
 def _is_usage(event: bytes) -> bool:

@@ -71,6 +71,7 @@ class Inspection:
     """``n``, for each prompt."""
     prompts: int
     priority: int | None
+    """0 where it is no whole number; ``None`` where it is not given."""
     bound: int | None
     """Most tokens of the prompt, by size alone; ``None`` where size says nothing."""
     given_tokens: int | None
@@ -175,8 +176,10 @@ def _usage_options(given: Mapping[str, Any] | None) -> str | None:
 
 
 def _priority(value: object) -> int | None:
-    if not isinstance(value, int) or isinstance(value, bool):
+    if value is None:
         return None
+    if not isinstance(value, int) or isinstance(value, bool):
+        return 0  # what an engine makes of it is not known
     return max(-MAX_PRIORITY, min(value, MAX_PRIORITY))
 
 

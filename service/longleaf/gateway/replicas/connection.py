@@ -27,7 +27,9 @@ RawHeaders = list[tuple[bytes, bytes]]
 
 _WRITE_BYTES = 256 * 1024
 """Written at a time: a long body must not hold up the event loop."""
-_HELD_BYTES = 256 * 1024
+_HELD_BYTES = 64 * 1024
+_PIECE_BYTES = 16 * 1024
+"""Handed on at a time where that much is held, or a chunk, where that is longer."""
 """Unread bytes above which the replica is made to wait (back-pressure)."""
 _HEAD_BYTES = 256 * 1024
 _BODILESS = frozenset({204, 304})
@@ -133,12 +135,26 @@ class Connection(asyncio.Protocol):
             if self._error is not None:
                 raise self._error
             await self._until_something()
-        data = self._held[0] if len(self._held) == 1 else b"".join(self._held)
-        self._held.clear()
-        self._held_bytes = 0
-        if self._read_paused and self._transport is not None:
+        if self._held_bytes > _HELD_BYTES:
+            data = self._part_of_held()
+        else:
+            data = self._held[0] if len(self._held) == 1 else b"".join(self._held)
+            self._held.clear()
+            self._held_bytes = 0
+        if self._read_paused and self._held_bytes <= _HELD_BYTES and self._transport is not None:
             self._read_paused = False
             self._transport.resume_reading()
+        return data
+
+    def _part_of_held(self) -> bytes:
+        """The first of what a slow reader has left, so that no piece of it grows long."""
+        size = parts = 0
+        while size < _PIECE_BYTES:
+            size += len(self._held[parts])
+            parts += 1
+        data = b"".join(self._held[:parts])
+        del self._held[:parts]
+        self._held_bytes -= size
         return data
 
     def fail(self, error: ReplicaError) -> None:
