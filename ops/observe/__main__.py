@@ -2,15 +2,13 @@
 
 import asyncio
 import contextlib
-import signal
 import sys
 import tempfile
 from pathlib import Path
 
 import click
 
-from longleaf.serve.command import MODEL_NAME
-from ops.observe.load import Load, run_until
+from ops.observe.options import Address, Duration, answers, require_free
 from ops.observe.prometheus import (
     Target,
     configuration,
@@ -19,37 +17,12 @@ from ops.observe.prometheus import (
     running_prometheus,
 )
 from ops.observe.replay import replaying
+from ops.observe.service import Service
 
 RECORDING = Path(__file__).parent / "recordings" / "h200" / "longleaf-verify-64k.json"
+NOT_OF_HERE = "longleaf_gpu_memory_peak_bytes_per_second"
+"""What a CPU reads is no share of the recorded card's peak."""
 _PORT = click.IntRange(1, 65_535)
-
-
-async def _serve(port: int, metrics_port: int, engine_port: int, *, load: bool) -> int:
-    """Run ``longleaf serve``, under load once it is ready; ends with it, or at Ctrl-C."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "longleaf", "serve", "--port", str(port)),
-        *("--metrics-port", str(metrics_port), "--engine-port", str(engine_port)),
-        stdout=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    stopped = asyncio.create_task(stop.wait())
-    ended = asyncio.create_task(process.wait())
-    line = asyncio.create_task(process.stdout.readline())
-    await asyncio.wait({stopped, ended, line}, return_when=asyncio.FIRST_COMPLETED)
-    if line.done():
-        click.echo(line.result().decode(), nl=False)
-    if load and not stop.is_set():
-        requests = Load(f"http://127.0.0.1:{port}", MODEL_NAME, width=2)
-        ended.add_done_callback(lambda _: stop.set())
-        await run_until(requests, stop)
-    await asyncio.wait({stopped, ended}, return_when=asyncio.FIRST_COMPLETED)
-    if process.returncode is None:
-        process.send_signal(signal.SIGTERM)
-    return await ended
 
 
 @click.command()
@@ -59,9 +32,12 @@ async def _serve(port: int, metrics_port: int, engine_port: int, *, load: bool) 
 @click.option("--prometheus-port", default=9090, show_default=True, type=_PORT)
 @click.option("--alertmanager-port", default=9093, show_default=True, type=_PORT)
 @click.option("--gpu-port", default=9400, show_default=True, type=_PORT, help="GPU recording.")
-@click.option("--interval", default="5s", show_default=True, help="Of scrapes and rules.")
+@click.option("--probe-port", default=9401, show_default=True, type=_PORT, help="Probe.")
 @click.option(
-    "--gpu-exporter", metavar="HOST:PORT", help="A GPU exporter to scrape.  [an H200's recording]"
+    "--interval", default="5s", show_default=True, type=Duration(), help="Of scrapes and rules."
+)
+@click.option(
+    "--gpu-exporter", type=Address(), help="A GPU exporter to scrape.  [an H200's recording]"
 )
 @click.option(
     "--textfile",
@@ -70,6 +46,9 @@ async def _serve(port: int, metrics_port: int, engine_port: int, *, load: bool) 
     help="File that a probe writes (--textfile), to scrape too; repeat.",
 )
 @click.option("--load/--no-load", default=False, show_default=True, help="Send requests too.")
+@click.option(
+    "--probe/--no-probe", default=True, show_default=True, help="Run longleaf probe watch too."
+)
 def main(
     port: int,
     metrics_port: int,
@@ -77,28 +56,48 @@ def main(
     prometheus_port: int,
     alertmanager_port: int,
     gpu_port: int,
+    probe_port: int,
     interval: str,
     gpu_exporter: str | None,
     textfile: tuple[Path, ...],
     load: bool,
+    probe: bool,
 ) -> None:
     """Run the service with Prometheus and Alertmanager beside it, until Ctrl-C."""
+    ports = {
+        "--port": port,
+        "--metrics-port": metrics_port,
+        "--engine-port": engine_port,
+        "--prometheus-port": prometheus_port,
+        "--alertmanager-port": alertmanager_port,
+    }
+    if gpu_exporter is None:
+        ports["--gpu-port"] = gpu_port
+    if probe:
+        ports["--probe-port"] = probe_port
+    require_free(ports)
     targets = [
         Target("longleaf-gateway", f"127.0.0.1:{metrics_port}"),
         Target("longleaf-engine", f"127.0.0.1:{engine_port}"),
     ]
+    if probe:
+        targets.append(Target("longleaf-probe", f"127.0.0.1:{probe_port}"))
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="longleaf-")))
         if gpu_exporter is None:
-            gpu_exporter = stack.enter_context(
-                running_gpu_exporter(directory, port=gpu_port, recording=RECORDING)
-            )
+            recorded = running_gpu_exporter(directory, port=gpu_port, recording=RECORDING)
+            targets.append(Target("longleaf-gpu", stack.enter_context(recorded), drop=NOT_OF_HERE))
             click.echo("GPU metrics: the recording of an H200 (--gpu-exporter names a real one)")
-        targets.append(Target("longleaf-gpu", gpu_exporter))
+        else:
+            targets.append(Target("longleaf-gpu", gpu_exporter))
+            if not answers(gpu_exporter):
+                click.echo(f"--gpu-exporter {gpu_exporter}: nothing answers there yet", err=True)
         if textfile:
-            targets.append(
-                Target("longleaf-probe", f"127.0.0.1:{stack.enter_context(replaying(*textfile))}")
-            )
+            for path in textfile:
+                if not path.exists():
+                    click.echo(f"--textfile {path}: not there yet", err=True)
+            files = stack.enter_context(replaying(*textfile))
+            targets.append(Target("longleaf-probe-files", f"127.0.0.1:{files}"))
         try:
             alerts = stack.enter_context(running_alertmanager(directory, port=alertmanager_port))
             click.echo(f"alertmanager  http://{alerts}")
@@ -114,7 +113,8 @@ def main(
             raise click.ClickException(str(error)) from error
         click.echo(f"prometheus    {prometheus.url}")
         click.echo(f"status page   http://127.0.0.1:{metrics_port}/ui, once the service is ready")
-        sys.exit(asyncio.run(_serve(port, metrics_port, engine_port, load=load)))
+        service = Service(port, metrics_port, engine_port, probe_port if probe else None, load)
+        sys.exit(asyncio.run(service.run(directory)))
 
 
 if __name__ == "__main__":

@@ -22,10 +22,11 @@ START_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What to scrape: ``address`` is ``host:port``."""
+    """What to scrape: ``address`` is ``host:port``; ``drop``: a metric to leave out."""
 
     job: str
     address: str
+    drop: str = ""
 
 
 class QueryError(RuntimeError):
@@ -61,16 +62,8 @@ def configuration(
         "global": {"scrape_interval": interval, "evaluation_interval": interval},
         "rule_files": [str(path) for path in RULES],
         "scrape_configs": [
-            {
-                "job_name": job,
-                "static_configs": [
-                    {
-                        "targets": [item.address for item in targets if item.job == job],
-                        "labels": {"namespace": namespace},
-                    }
-                ],
-            }
-            for job in sorted({item.job for item in targets})
+            _scrape(job, [target for target in targets if target.job == job], namespace)
+            for job in sorted({target.job for target in targets})
         ],
     }
     if alertmanager is not None:
@@ -78,6 +71,18 @@ def configuration(
             "alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]
         }
     return json.dumps(document, indent=1)
+
+
+def _scrape(job: str, targets: Sequence[Target], namespace: str) -> dict[str, Any]:
+    addresses = [target.address for target in targets]
+    found: dict[str, Any] = {
+        "job_name": job,
+        "static_configs": [{"targets": addresses, "labels": {"namespace": namespace}}],
+    }
+    if dropped := [target.drop for target in targets if target.drop]:
+        rule = {"source_labels": ["__name__"], "regex": "|".join(dropped), "action": "drop"}
+        found["metric_relabel_configs"] = [rule]
+    return found
 
 
 @contextmanager

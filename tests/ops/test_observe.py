@@ -15,13 +15,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from longleaf.metrics import GPU_METRICS
 from longleaf.probes.commit import CommitPlan, CommitRun
 from longleaf.probes.judge import Cell
 from ops.dashboards.build import BOARDS, stale
-from ops.observe.__main__ import RECORDING
+from ops.observe.__main__ import RECORDING, main
 from ops.observe.load import Load
+from ops.observe.options import Address
 from ops.observe.prometheus import (
     RULES,
     Prometheus,
@@ -141,8 +143,9 @@ async def test_every_query_of_panels_and_rules_has_an_answer(tmp_path: Path) -> 
     trouble = {expr for expr in QUERIES if any(name in expr for name in TROUBLE)}
     plain_steps = {name for name in of_rules if "plain_step" in name}
     async with stack(tmp_path) as (prometheus, url, victim):
-        # An answer of two tokens, one from prefill: nothing is drafted for its only step.
-        async with under(Load(url, "tiny", width=1, max_tokens=2, lengths=(400,))):
+        # An answer of two tokens, one from prefill: nothing is drafted for its only step. A mean
+        # needs a hundred of them from one engine.
+        async with under(Load(url, "tiny", width=6, max_tokens=2, lengths=(400,))):
             await until_answered(prometheus, plain_steps)
         async with under(Load(url, "tiny", width=6, max_tokens=24)):
             await until_answered(prometheus, (set(QUERIES) | of_rules) - plain_steps - trouble)
@@ -170,9 +173,9 @@ def fetched(url: str) -> str:
 
 
 async def test_make_observe_runs_everything_and_leaves_nothing() -> None:
-    """As a user runs it: service, load, GPU exporter, Prometheus, status page; then Ctrl-C."""
+    """As a user runs it: service, load, GPU exporter, probe, Prometheus, status page; Ctrl-C."""
     names = ("port", "metrics-port", "engine-port", "prometheus-port", "alertmanager-port")
-    ports = {name: free_port() for name in (*names, "gpu-port")}
+    ports = {name: free_port() for name in (*names, "gpu-port", "probe-port")}
     options = [part for name, port in ports.items() for part in (f"--{name}", str(port))]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "ops.observe", "--interval", "1s", "--load", *options),
@@ -188,10 +191,9 @@ async def test_make_observe_runs_everything_and_leaves_nothing() -> None:
         if "1 of 1 ready" not in (text := fetched(page)) or '<svg class="tree"' not in text:
             return False
         samples = prometheus.query("up == 1")
-        jobs = {sample["metric"]["job"] for sample in samples}
-        return jobs == {"longleaf-gateway", "longleaf-engine", "longleaf-gpu"} and bool(
-            prometheus.query("longleaf:tokens_per_step:mean5m > 1")
-        )
+        jobs = {sample["metric"]["job"].removeprefix("longleaf-") for sample in samples}
+        wanted = ("longleaf:tokens_per_step:mean5m > 1", "longleaf_probe_commit_len > 1")
+        return jobs == {"gateway", "engine", "gpu", "probe"} and all(map(prometheus.query, wanted))
 
     try:
         deadline = time.monotonic() + LIMIT
@@ -199,6 +201,10 @@ async def test_make_observe_runs_everything_and_leaves_nothing() -> None:
             assert process.returncode is None
             assert time.monotonic() < deadline
             await asyncio.sleep(0.5)
+        # What this machine reads is no share of the recorded card's peak.
+        of_card = "{__name__=~'longleaf_gpu_memory_peak.*|longleaf:kv_read_bandwidth:peak.*'}"
+        assert await asyncio.to_thread(prometheus.query, of_card) == []
+        assert await asyncio.to_thread(prometheus.query, "longleaf_gpu_memory_total_bytes")
         process.send_signal(signal.SIGINT)
         out, err = await asyncio.wait_for(process.communicate(), 60)
     finally:
@@ -209,6 +215,38 @@ async def test_make_observe_runs_everything_and_leaves_nothing() -> None:
     for name, port in ports.items():
         with socket.socket() as probe:
             assert probe.connect_ex(("127.0.0.1", port)), f"{name} is still served"
+
+
+@pytest.mark.parametrize("interval", ["abc", "5", "0s", "", "5s\n"])
+def test_an_interval_that_prometheus_does_not_take_is_refused(interval: str) -> None:
+    done = CliRunner().invoke(main, ["--interval", interval])
+    assert done.exit_code == 2
+    assert "is no duration above 0, such as 5s or 1m30s" in done.output
+
+
+@pytest.mark.parametrize("address", ["foo", "foo:0", "foo:99999", ":9400", "http://a:1", "a:1/m"])
+def test_a_gpu_exporter_that_is_no_address_is_refused(address: str) -> None:
+    done = CliRunner().invoke(main, ["--gpu-exporter", address])
+    assert done.exit_code == 2
+    assert f"{address!r} is not HOST:PORT" in done.output
+
+
+@pytest.mark.parametrize("address", ["10.0.0.7:9400", "gpu-node.local:9400", "[::1]:9400"])
+def test_addresses_of_exporters(address: str) -> None:
+    assert Address().convert(address, None, None) == address
+
+
+def test_a_port_in_use_or_wanted_twice_is_refused_before_anything_starts() -> None:
+    names = ("port", "metrics-port", "engine-port", "prometheus-port", "alertmanager-port")
+    ports = {name: str(free_port()) for name in (*names, "gpu-port", "probe-port")}
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        ports["prometheus-port"] = str(used.getsockname()[1])
+        done = CliRunner().invoke(main, [x for n, p in ports.items() for x in (f"--{n}", p)])
+    assert done.exit_code == 1
+    assert f"--prometheus-port {ports['prometheus-port']}: Address already in use" in done.output
+    ports["prometheus-port"] = ports["port"]
+    done = CliRunner().invoke(main, [x for n, p in ports.items() for x in (f"--{n}", p)])
+    assert f"--prometheus-port {ports['port']}: --port is the same" in done.output
 
 
 def test_committed_dashboards_are_what_the_code_builds() -> None:
