@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from dataclasses import fields
@@ -122,6 +124,7 @@ def test_weights_may_load_for_an_hour_and_a_busy_engine_lives(default: Rendered)
     startup, liveness = engine["startupProbe"], engine["livenessProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] >= 3600
     assert startup["exec"] == engine["readinessProbe"]["exec"]
+    assert startup["initialDelaySeconds"] == 15  # a killed predecessor's file may be there
     ready = startup["exec"]["command"][-1]
     assert f"--ready-file={ready}" in engine["args"]
     assert liveness["httpGet"]["path"] == "/health"
@@ -438,6 +441,60 @@ def test_rules_and_dashboards_are_those_of_ops(full: Rendered) -> None:
     assert found == {path.name: json.loads(path.read_text()) for path in paths}
 
 
+def test_another_version_of_the_chart_starts_no_pod_anew(tools: Tools, tmp_path: Path) -> None:
+    shutil.copytree(CHART, tmp_path / "longleaf")
+    description = tmp_path / "longleaf" / "Chart.yaml"
+    text = re.sub(r"(?m)^version: .*$", "version: 99.1.2", description.read_text())
+    description.write_text(text)
+    newer = tools.helm(
+        *("template", "chat", tmp_path / "longleaf", "--namespace", "serving"),
+        *("-f", SHAPES["full"], "--kube-version", "1.33.0"),
+    )
+    old = tools.template("full")
+    assert "longleaf-99.1.2" in newer
+    for kind in ("StatefulSet", "Deployment"):
+        new = Rendered(newer).of(kind)["spec"]["template"]
+        assert new == old.of(kind)["spec"]["template"]
+        assert new["metadata"]["labels"]["team"] == "serving"
+
+
+def test_labels_and_annotations_stand_once(tools: Tools) -> None:
+    values = {
+        "engine.podLabels": {"team": "engines"},
+        "engine.podAnnotations": {"kubectl.kubernetes.io/default-container": "gpu-exporter"},
+        "monitoring.labels": {"team": "watchers"},
+        "ingress.annotations": {"nginx.ingress.kubernetes.io/proxy-read-timeout": "9"},
+    }
+    rendered = tools.template("full", values)
+    metadata = rendered.of("StatefulSet")["spec"]["template"]["metadata"]
+    assert metadata["labels"]["team"] == "engines"
+    assert metadata["annotations"]["kubectl.kubernetes.io/default-container"] == "gpu-exporter"
+    assert rendered.of("PodMonitor")["metadata"]["labels"]["team"] == "watchers"
+    annotations = rendered.of("Ingress")["metadata"]["annotations"]
+    assert annotations["nginx.ingress.kubernetes.io/proxy-read-timeout"] == "9"
+    assert annotations["nginx.ingress.kubernetes.io/proxy-send-timeout"] == "3600"
+    for one in ("team:", "proxy-read-timeout", "default-container:"):
+        for text in rendered.text.split("\n---\n"):
+            assert text.count(one) <= 2, text
+    gateway = rendered.of("Deployment")["spec"]["template"]["metadata"]
+    assert gateway["labels"]["team"] == "serving"
+
+
+def test_budgets_let_unhealthy_pods_go(default: Rendered) -> None:
+    for name in ("chat-longleaf-engine", "chat-longleaf-gateway"):
+        spec = default.of("PodDisruptionBudget", name)["spec"]
+        assert spec["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
+def test_long_names_that_differ_at_their_end_stay_apart(tools: Tools) -> None:
+    names = [
+        tools.template("default", release="a" * 52 + end).of("StatefulSet")["metadata"]["name"]
+        for end in "xy"
+    ]
+    assert names[0] != names[1]
+    assert all(len(name) <= 47 for name in names)
+
+
 def test_long_names_stay_valid(tools: Tools) -> None:
     rendered = tools.template("full", release="a" * 53)
     names = [one["metadata"]["name"] for one in rendered.objects]
@@ -458,8 +515,22 @@ def test_notes_say_how_to_call_it(tools: Tools) -> None:
     text = tools.helm("install", "chat", "charts/longleaf", "--dry-run=client", *keys)
     notes = text.partition("NOTES:")[2]
     assert '-H "Authorization: Bearer $API_KEY"' in notes
+    assert "a line of the Secret keys, key keys" in notes
     assert "helm test will be refused" in notes
     assert "whoever reaches" not in notes
+
+
+def test_notes_tell_of_routes_and_autoscalers(tools: Tools) -> None:
+    keda = ("--set", "keda.enabled=true", "--set", "keda.minReplicas=3")
+    route = ("--set-json", 'httpRoute={"enabled":true,"parentRefs":[{"name":"public"}]}')
+    host = ("--set-json", 'httpRoute.hostnames=["chat.example.com"]')
+    text = tools.helm(
+        *("install", "chat", "charts/longleaf", "--dry-run=client", *keda, *route, *host)
+    )
+    notes = text.partition("NOTES:")[2]
+    assert ": 3 engine(s) of kind sglang" in notes
+    assert "URL=https://chat.example.com" in notes
+    assert "nothing scales" in notes
 
 
 def test_the_notes_command_streams_an_answer(tools: Tools, gateway_url: str) -> None:

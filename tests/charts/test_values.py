@@ -9,7 +9,9 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from tests.charts.rendering import CHART, HelmError, Tools, load_yaml
+from longleaf.probes.preflight.report import all_checks
+from longleaf.probes.preflight.trials import Trials
+from tests.charts.rendering import CHART, SHAPES, HelmError, Rendered, Tools, load_yaml
 
 
 def _keys(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -102,12 +104,95 @@ def test_schema_and_values_name_the_same() -> None:
         ("longestRequestSeconds", 0, "longestRequestSeconds"),
         ("networkPolicy.apiServerCidrs", ["everywhere"], "apiServerCidrs"),
         ("keda.minReplicas", 9, "keda.minReplicas is 9, above maxReplicas of 4"),
+        ("keda.minReplicas", 0, "minReplicas"),
+        ("engine.servedModelName", "kimi: k2", "servedModelName"),
+        ("engine.servedModelName", "kimi 'k2'", "servedModelName"),
+        ("gateway.otlpEndpoint", "http://a b", "otlpEndpoint"),
+        ("model.volume.hostPath", "/a: b", "hostPath"),
+        ("commonLabels", {"app.kubernetes.io/name": "x"}, "commonLabels"),
+        ("commonLabels", {"helm.sh/chart": "x"}, "commonLabels"),
+        ("engine.podLabels", {"longleaf.dev/serving": "x"}, "podLabels"),
+        ("gateway.podLabels", {"app.kubernetes.io/component": "x"}, "podLabels"),
+        ("fullnameOverride", "my.chat", "fullnameOverride"),
+        ("fullnameOverride", "7b-chat", "objects would be named 7b-chat-"),
+        ("engine", None, "engine"),
+        ("gateway.tls", None, "tls"),
+        ("engine.replicas", None, "replicas"),
+        ("engine.contextLength", 1e24, "contextLength"),
+        ("preflight.skip", ["gpu-colour"], "skip"),
+        ("ingress.enabled", True, "give ingress.host"),
+        ("gateway.serviceAccount.create", False, "give gateway.serviceAccount.name"),
     ],
 )
 def test_wrong_values_are_refused(tools: Tools, name: str, value: Any, complaint: str) -> None:
     with pytest.raises(HelmError) as caught:
         tools.template("default", {name: value})
     assert complaint in str(caught.value)
+
+
+@pytest.mark.parametrize("release", ["7b-chat", "42", "kimi.k2"])
+def test_a_release_whose_services_could_not_be_named_is_refused(tools: Tools, release: str) -> None:
+    with pytest.raises(HelmError, match="give a fullnameOverride"):
+        tools.template("default", release=release)
+    named = tools.template("default", {"fullnameOverride": "on"}, release=release)
+    labels = named.of("StatefulSet")["spec"]["selector"]["matchLabels"]
+    assert labels["app.kubernetes.io/instance"] == release
+    assert named.of("Service", "on-engine")["spec"]["selector"].items() >= labels.items()
+
+
+@pytest.mark.parametrize("word", ["on", "n", "y", "null", "true"])
+def test_words_that_yaml_knows_are_names(tools: Tools, word: str) -> None:
+    values = {
+        "nameOverride": word,
+        "priorityClass.name": word,
+        "model.volume.claimName": "1e3",
+        "monitoring.dashboards.label": word,
+        "engine.servedModelName": "2024",
+        "engine.priorityClassName": word,
+        "engine.runtimeClassName": "42",
+        "gateway.apiKeys.existingSecret": "42",
+        "gateway.apiKeys.key": word,
+        "gateway.serviceAccount.name": word,
+        "ingress.className": word,
+        "tests.apiKeySecret.name": "1e3",
+    }
+    rendered = tools.template("full", values, release=word)
+
+    def keys(value: Any) -> Iterator[Any]:
+        for name, inner in value.items() if isinstance(value, dict) else ():
+            yield name
+            yield from keys(inner)
+        for inner in value if isinstance(value, list) else ():
+            yield from keys(inner)
+
+    for one in rendered.objects:
+        assert all(isinstance(key, str) for key in keys(one))
+        metadata = one["metadata"]
+        assert isinstance(metadata["name"], str)
+        assert metadata["labels"]["app.kubernetes.io/instance"] == word
+        assert metadata["labels"]["app.kubernetes.io/name"] == word
+    assert rendered.engine["runtimeClassName"] == "42"
+    assert rendered.engine["priorityClassName"] == word
+    assert rendered.gateway["serviceAccountName"] == word
+    claims = [one.get("persistentVolumeClaim") for one in rendered.engine["volumes"]]
+    assert {"claimName": "1e3"} in claims
+    assert rendered.of("Ingress")["spec"]["ingressClassName"] == word
+
+
+def test_a_namespace_of_digits_is_a_name(tools: Tools) -> None:
+    text = tools.helm("template", "chat", CHART, "--namespace", "2024", "-f", SHAPES["full"])
+    spaces = {one["metadata"].get("namespace", "2024") for one in Rendered(text).objects}
+    assert spaces == {"2024"}
+
+
+def test_a_key_of_the_embedded_engine_is_refused(tools: Tools) -> None:
+    with pytest.raises(HelmError, match="the embedded engine demands no key"):
+        tools.template("minimal", {"gateway.engineApiKey.existingSecret": "key"})
+
+
+def test_an_exporter_on_the_engines_port_is_refused(tools: Tools) -> None:
+    with pytest.raises(HelmError, match="30000, the engine's own"):
+        tools.template("full", {"gpuExporter.port": 30000})
 
 
 def test_two_autoscalers_of_the_gateway_are_refused(tools: Tools) -> None:
@@ -179,7 +264,17 @@ def test_real_values_are_accepted(tools: Tools) -> None:
             "engine.tolerations": [{"operator": "Exists"}],
             "gateway.topologySpread": [],
             "global": {"registry": "x"},
+            "gateway.resources": {"requests": {"cpu": 0.5, "memory": "1Gi"}},
+            "engine.affinity": None,
+            "engine.podLabels": None,
+            "gateway.extraEnv": None,
         },
     )
     assert rendered.engine["nodeSelector"]["x_y.z"] == ""
     assert rendered.engine["tolerations"] == [{"operator": "Exists"}]
+
+
+def test_the_schema_knows_the_checks_of_preflight() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    items = schema["properties"]["preflight"]["properties"]["skip"]["items"]
+    assert items["enum"] == list(all_checks(Trials()))

@@ -16,7 +16,7 @@
 {{- $required := dict "nodeSelectorTerms" (list (dict "matchExpressions" $terms)) }}
 {{- $own = dict "nodeAffinity" (dict "requiredDuringSchedulingIgnoredDuringExecution" $required) }}
 {{- end }}
-{{- $all := mergeOverwrite $own (deepCopy .Values.engine.affinity) }}
+{{- $all := mergeOverwrite $own (deepCopy (default dict .Values.engine.affinity)) }}
 {{- if $all }}
 {{- toYaml $all }}
 {{- end }}
@@ -27,7 +27,7 @@
 - embedded
 - --host=0.0.0.0
 - --port=30000
-- --served-model-name={{ $engine.servedModelName }}
+- {{ printf "--served-model-name=%s" $engine.servedModelName | quote }}
 - --context-length={{ int $engine.embedded.contextLength }}
 - --max-total-tokens={{ int $engine.embedded.kvPoolTokens }}
 - --max-running-requests={{ int $engine.maxRunningRequests }}
@@ -40,7 +40,7 @@
 {{- define "longleaf.sglangArguments" -}}
 {{- $engine := .Values.engine -}}
 - --model-path=/models/{{ .Values.model.targetDirectory }}
-- --served-model-name={{ $engine.servedModelName }}
+- {{ printf "--served-model-name=%s" $engine.servedModelName | quote }}
 - --host=0.0.0.0
 - --port=30000
 - --tp-size={{ int $engine.tensorParallel }}
@@ -120,7 +120,7 @@
 - name: HF_HUB_OFFLINE
   value: "1"
 {{- with .Values.engine.speculative }}
-{{- $options := deepCopy .options }}
+{{- $options := deepCopy (default dict .options) }}
 {{- with .capturedNodes }}
 {{- $_ := set $options "nodes" . }}
 {{- end }}
@@ -130,9 +130,9 @@
 {{- end }}
 {{- end }}
 {{- $nccl := ternary (dict "NCCL_P2P_DISABLE" "1") dict .Values.engine.nccl.disableP2P }}
-{{- range $name, $value := mergeOverwrite $nccl (deepCopy .Values.engine.nccl.env) }}
+{{- range $name, $value := mergeOverwrite $nccl (deepCopy (default dict .Values.engine.nccl.env)) }}
 {{- if not (kindIs "invalid" $value) }}
-- name: {{ $name }}
+- name: {{ $name | quote }}
   value: {{ $value | quote }}
 {{- end }}
 {{- end }}
@@ -141,8 +141,8 @@
 - name: LONGLEAF_ENGINE_API_KEY
   valueFrom:
     secretKeyRef:
-      name: {{ .existingSecret }}
-      key: {{ .key }}
+      name: {{ .existingSecret | quote }}
+      key: {{ .key | quote }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -153,7 +153,7 @@
 {{- toYaml .Values.engine.embeddedResources }}
 {{- else }}
 {{- $gpus := dict "nvidia.com/gpu" (int .Values.engine.gpus | toString) }}
-{{- $resources := deepCopy .Values.engine.resources }}
+{{- $resources := deepCopy (default dict .Values.engine.resources) }}
 {{- $_ := set $resources "requests" (merge $gpus (default dict $resources.requests)) }}
 {{- $_ := set $resources "limits" (merge (deepCopy $gpus) (default dict $resources.limits)) }}
 {{- toYaml $resources }}
@@ -184,8 +184,8 @@
 - name: HF_TOKEN
   valueFrom:
     secretKeyRef:
-      name: {{ .name }}
-      key: {{ .key }}
+      name: {{ .name | quote }}
+      key: {{ .key | quote }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -193,8 +193,8 @@
 {{- define "longleaf.downloadContainer" -}}
 {{- $download := .Values.model.download -}}
 - name: download
-  image: {{ include "longleaf.engineImage" . }}
-  imagePullPolicy: {{ .Values.engine.image.pullPolicy }}
+  image: {{ include "longleaf.engineImage" . | quote }}
+  imagePullPolicy: {{ .Values.engine.image.pullPolicy | quote }}
   command: [sh, -ceu]
   args:
     - |

@@ -2,16 +2,20 @@
 {{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" }}
 {{- end }}
 
-{{/* At most 40 characters: a StatefulSet's pods carry its name and a hash in a label of 63. */}}
+{{/* At most 40 characters: a StatefulSet's pods carry its name and a hash in a label of 63. What a longer one loses,
+a hash of it stands for. */}}
 {{- define "longleaf.fullname" -}}
 {{- $name := include "longleaf.name" . }}
+{{- $full := printf "%s-%s" .Release.Name $name }}
 {{- if .Values.fullnameOverride }}
-{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" }}
+{{- $full = .Values.fullnameOverride }}
 {{- else if contains $name .Release.Name }}
-{{- .Release.Name | trunc 40 | trimSuffix "-" }}
-{{- else }}
-{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" }}
+{{- $full = .Release.Name }}
 {{- end }}
+{{- if gt (len $full) 40 }}
+{{- $full = printf "%s-%s" ($full | trunc 31 | trimSuffix "-") ($full | sha256sum | trunc 8) }}
+{{- end }}
+{{- $full }}
 {{- end }}
 
 {{- define "longleaf.labels" -}}
@@ -24,9 +28,19 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end }}
 {{- end }}
 
+{{/* Labels of pods: (dict "component" … "labels" … "root" $). No version of the chart among them, which would start
+every engine anew. */}}
+{{- define "longleaf.podLabels" -}}
+{{ include "longleaf.selector" .root }}
+app.kubernetes.io/component: {{ .component }}
+{{- with mergeOverwrite (deepCopy (default dict .root.Values.commonLabels)) (deepCopy (default dict .labels)) }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
 {{- define "longleaf.selector" -}}
-app.kubernetes.io/name: {{ include "longleaf.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "longleaf.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{/* Environment: (dict "own" YAML "extra" list). Each name once, what stands last wins. */}}
@@ -132,6 +146,9 @@ An autoscaler's number stays as it is: without one in the manifest, Kubernetes w
       podSelector:
         matchLabels:
           k8s-app: kube-dns
+    # NodeLocal DNSCache
+    - ipBlock:
+        cidr: 169.254.20.10/32
   ports:
     - {protocol: UDP, port: 53}
     - {protocol: TCP, port: 53}
@@ -139,6 +156,16 @@ An autoscaler's number stays as it is: without one in the manifest, Kubernetes w
 
 {{/* What needs two values at once, which a schema cannot say. */}}
 {{- define "longleaf.validate" -}}
+{{- $full := include "longleaf.fullname" . }}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $full) }}
+{{- fail (printf "objects would be named %s-…: Services need a letter first, then letters, digits and dashes, and no dots; give a fullnameOverride" $full) }}
+{{- end }}
+{{- if and .Values.gateway.rbac.create (not .Values.gateway.serviceAccount.create) (not .Values.gateway.serviceAccount.name) }}
+{{- fail "gateway.serviceAccount.create is false: give gateway.serviceAccount.name, or every pod of the namespace's default account could watch EndpointSlices" }}
+{{- end }}
+{{- if and .Values.ingress.enabled (not .Values.ingress.host) }}
+{{- fail "ingress.enabled: give ingress.host" }}
+{{- end }}
 {{- $engine := .Values.engine }}
 {{- if eq $engine.kind "sglang" }}
 {{- if gt (int $engine.contextLength) (int $engine.kvPoolTokens) }}
@@ -168,6 +195,11 @@ An autoscaler's number stays as it is: without one in the manifest, Kubernetes w
 {{- fail "model.download.drafterRepository: give model.download.drafterRevision, a commit" }}
 {{- end }}
 {{- end }}
+{{- if and .Values.gpuExporter.enabled (eq (int .Values.gpuExporter.port) 30000) }}
+{{- fail "gpuExporter.port is 30000, the engine's own" }}
+{{- end }}
+{{- else if .Values.gateway.engineApiKey.existingSecret }}
+{{- fail "gateway.engineApiKey.existingSecret: the embedded engine demands no key (engine.kind: embedded)" }}
 {{- else if gt (int $engine.embedded.contextLength) (int $engine.embedded.kvPoolTokens) }}
 {{- fail (printf "engine.embedded.contextLength is %d, above engine.embedded.kvPoolTokens of %d: such a request could never run" (int $engine.embedded.contextLength) (int $engine.embedded.kvPoolTokens)) }}
 {{- end }}
