@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -26,10 +27,10 @@ from longleaf.ui.samples import (
 )
 from longleaf.ui.trees import DraftTree, read_trees
 
-FAMILIES = (
-    *("longleaf_commit_len", "longleaf_step_seconds", "longleaf_tree_nodes"),
-    "longleaf_kv_pool_tokens",
+WANTED = re.compile(
+    r'longleaf_(?:commit_len|tree_nodes|kv_pool_tokens|step_seconds.*phase="total")'
 )
+"""Lines of a replica's metrics; of the phases of a step only their sum is shown."""
 P = ParamSpec("P")
 T = TypeVar("T")
 _POOL, _DECISIONS = "longleaf_kv_pool_tokens", "longleaf_gateway_admission_decisions_total"
@@ -220,7 +221,7 @@ class Watch:
             return await asyncio.to_thread(timed)
 
     def _read(self, url: str, body: bytes) -> _Told:
-        samples = read_samples(body.decode("utf-8", "replace"), FAMILIES)
+        samples = read_samples(body.decode("utf-8", "replace"), WANTED)
         histograms(samples)
         grown, window = self._grown(url, self._clock(), samples)
         return _Told(by_label(samples, _POOL, "state"), histograms(grown), window)
