@@ -1,11 +1,11 @@
-"""Ctrl-C in the middle of a probe."""
+"""Ctrl-C, or another signal, in the middle of a probe."""
 
 import signal
 import subprocess
 import sys
 
 
-def interrupted(lines: int, *arguments: str) -> tuple[int, str]:
+def interrupted(lines: int, *arguments: str, by: signal.Signals = signal.SIGINT) -> tuple[int, str]:
     """Exit code and output of ``longleaf ARGUMENTS``, interrupted after so many progress lines."""
     # A shell without job control starts what it runs in the background deaf to Ctrl-C.
     with subprocess.Popen(
@@ -18,6 +18,6 @@ def interrupted(lines: int, *arguments: str) -> tuple[int, str]:
         assert process.stderr is not None
         for _ in range(lines):
             assert process.stderr.readline().startswith("[")
-        process.send_signal(signal.SIGINT)
+        process.send_signal(by)
         out, _ = process.communicate(timeout=60)
         return process.returncode, out

@@ -11,40 +11,45 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from longleaf.probes.client import ProbeError, Server, complete, find_server
+from longleaf.probes.prompts import prompt_of
 from longleaf.probes.step import _steps
 
 pytestmark = pytest.mark.anyio
 
 
-class Replayed:
-    """A server that answers a stream of ``chunks``; keeps the bodies that it got."""
+LISTED = {"data": [{"id": "longleaf", "max_model_len": 2048}]}
 
-    def __init__(self, chunks: Sequence[dict[str, Any]], path: str) -> None:
+
+class Replayed:
+    """A server that answers a stream of ``chunks``, bytes as they are; keeps the bodies it got."""
+
+    def __init__(self, chunks: Sequence[dict[str, Any] | bytes], path: str, models: Any) -> None:
         self.bodies: list[dict[str, Any]] = []
-        self._chunks = chunks
+        self._chunks, self._listed = chunks, models
         app = web.Application()
         app.router.add_post(path, self._stream)
         app.router.add_get("/v1/models", self._models)
         self.server = TestServer(app)
 
     async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "longleaf"}]})
+        return web.json_response(self._listed)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         self.bodies.append(await request.json())
         answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await answer.prepare(request)
         for chunk in self._chunks:
-            await answer.write(f"data: {json.dumps(chunk)}\n\n".encode())
+            data = chunk if isinstance(chunk, bytes) else json.dumps(chunk).encode()
+            await answer.write(b"data: " + data + b"\n\n")
         await answer.write(b"data: [DONE]\n\n")
         return answer
 
 
 @asynccontextmanager
 async def replaying(
-    chunks: Sequence[dict[str, Any]], path: str
+    chunks: Sequence[dict[str, Any] | bytes], path: str, models: Any = LISTED
 ) -> AsyncIterator[tuple[Replayed, aiohttp.ClientSession, Server]]:
-    replayed = Replayed(chunks, path)
+    replayed = Replayed(chunks, path, models)
     async with replayed.server, aiohttp.ClientSession() as http:
         server = await find_server(http, str(replayed.server.make_url("")).rstrip("/"))
         yield replayed, http, server
@@ -69,7 +74,7 @@ def steps_told(tokens: int, steps: int, drafts: int) -> dict[str, Any]:
 async def test_sglangs_own_api_tells_steps_and_counts_the_first_token_among_them() -> None:
     chunks = [told(1), steps_told(5, 1, 3), steps_told(5, 1, 3), steps_told(8, 2, 5)]
     async with replaying(chunks, "/generate") as (replayed, http, server):
-        assert server == Server(server.url, "longleaf", native=True)
+        assert server == Server(server.url, "longleaf", native=True, limit=2048)
         answer = await complete(http, server, "count", max_tokens=8)
     assert replayed.bodies == [
         {
@@ -88,6 +93,74 @@ async def test_an_error_in_the_stream_is_reported() -> None:
     async with replaying([{"error": {"message": "too long"}}], "/generate") as (_, http, server):
         with pytest.raises(ProbeError, match="too long"):
             await complete(http, server, "count", max_tokens=8)
+
+
+@pytest.mark.parametrize(
+    "models", [[1, 2], None, {"data": None}, {"data": []}, {"data": [1]}, {"data": [{"name": "x"}]}]
+)
+async def test_a_server_that_lists_no_model_is_named(models: Any) -> None:
+    with pytest.raises(ProbeError, match="/v1/models lists no model"):
+        async with replaying([], "/v1/completions", models):
+            pass
+
+
+@pytest.mark.parametrize("length", [None, "2048", 0, -1])
+async def test_a_limit_that_nobody_tells_refuses_nothing(length: Any) -> None:
+    models = {"data": [{"id": "x", "max_model_len": length}]}
+    async with replaying([], "/v1/completions", models) as (_, _, server):
+        assert server.limit is None
+        assert server.refuses(1 << 20, 64) == ""
+
+
+def test_a_context_and_its_answer_must_fit() -> None:
+    server = Server("u", "m", limit=2048)
+    assert server.refuses(1984, 64) == ""
+    assert "2048 tokens, answer included" in server.refuses(1985, 64)
+
+
+TEXT = {"choices": [{"text": "x"}]}
+USAGE = {"prompt_tokens": 9, "completion_tokens": 8}
+
+
+def ended(**usage: Any) -> list[dict[str, Any]]:
+    return [TEXT, {"choices": [], "usage": {**USAGE, **usage}}]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "said"),
+    [
+        ([b"{not json"], "not understood"),
+        ([b"\xff\xfe"], "not understood"),
+        ([b"[1, 2]"], "'\\[1, 2\\]' is no object"),
+        ([b"null"], "is no object"),
+        ([{"error": "boom"}], "^boom$"),
+        ([{"error": ["boom"]}], "boom"),
+        ([{"choices": None}], "not understood"),
+        ([b'{"choices": [{"text": "' + b"x" * 600_000 + b'"}]}'], "not understood: .*bytes"),
+        ([TEXT], "no text or no usage"),
+        ([TEXT, {"usage": [1]}], "not understood"),
+        (ended(prompt_tokens=0), "prompt_tokens is 0"),
+        (ended(prompt_tokens=None), "prompt_tokens is None"),
+        (ended(completion_tokens="8"), "completion_tokens is '8'"),
+        (ended(spec_tokens_details={"steps": "many"}), "steps is 'many'"),
+        (ended(spec_tokens_details={"steps": -5}), "steps is -5"),
+        (ended(spec_tokens_details={"steps": 2, "commit_len": float("nan")}), "commit_len is nan"),
+        (ended(spec_tokens_details=[2]), "spec_tokens_details"),
+    ],
+)
+async def test_an_answer_that_is_none_is_one_sentence(
+    chunks: list[dict[str, Any] | bytes], said: str
+) -> None:
+    async with replaying(chunks, "/v1/completions") as (_, http, server):
+        with pytest.raises(ProbeError, match=said) as caught:
+            await complete(http, server, "count", max_tokens=8)
+    assert len(str(caught.value)) < 300
+
+
+async def test_a_count_of_tokens_that_cannot_be_builds_no_endless_prompt() -> None:
+    async with replaying(ended(prompt_tokens=1), "/v1/completions") as (_, http, server):
+        with pytest.raises(ProbeError, match="counts 1 tokens in 30"):
+            await prompt_of(http, server, "predictable", 300, 0)
 
 
 @pytest.mark.parametrize("events", [2, 8])

@@ -85,8 +85,8 @@ def test_each_gpu_is_judged(
 
 def test_the_words_name_each_gpu() -> None:
     decode = Phase("decode", {"0": gpu(*MEMORY), "1": gpu(*IDLE), "2": gpu(*IDLE)})
-    assert "memory-bound, device memory is busy (GPU 0; GPU 0: tensor pipes 3.0 %" in decode.words()
-    assert "idle, no kernel is there most of the time (GPU 1, 2; GPU 1: " in decode.words()
+    assert "memory-bound, device memory is busy (GPU 0; tensor pipes 3.0 %" in decode.words()
+    assert "idle, no kernel is there most of the time (GPU 1, 2; of 1: tensor" in decode.words()
 
 
 def test_a_run_beside_an_exporter(tmp_path: Path) -> None:

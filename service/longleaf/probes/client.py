@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+from aiohttp.http_exceptions import HttpProcessingError
 
 
 class ProbeError(RuntimeError):
@@ -112,8 +113,9 @@ async def complete(
         raise ProbeError("no answer in time (--timeout)") from error
     except (aiohttp.ClientError, OSError) as error:
         raise ProbeError(f"{type(error).__name__}: {error}") from error
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ProbeError(f"the stream is not understood: {error}") from error
+    except (HttpProcessingError, ValueError, TypeError, AttributeError) as error:
+        why = " ".join(str(error).split())[:200]
+        raise ProbeError(f"the stream is not understood: {why}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,8 +108,8 @@ class Phase:
         if not alike:
             return f"{self.name}: no sample."
         return " ".join(
-            f"{self.name}: {_MEANING[bound]} (GPU {', '.join(names)}; GPU {names[0]}: "
-            f"{self.gpus[names[0]].figures()})."
+            f"{self.name}: {_MEANING[bound]} (GPU {', '.join(names)}; "
+            f"{'' if len(names) == 1 else f'of {names[0]}: '}{self.gpus[names[0]].figures()})."
             for bound, names in alike.items()
         )
 

@@ -76,9 +76,10 @@ _LEAST = 2.5
 
 def judge(cells: Sequence[Cell], totals: Totals) -> Judgement:
     """The answer. Figures that disagree come first: nothing can be concluded from them."""
-    rows = _rows(cells)
+    rows, missing = _rows(cells), unmeasured(cells)
     if not rows:
-        return Judgement(Verdict.UNKNOWN, "", "Nothing could be measured.")
+        why = f" ({missing[0]})" if missing else ""
+        return Judgement(Verdict.UNKNOWN, "", f"Nothing could be measured{why}.")
     doubt = disagreement(totals)
     if doubt is not None:
         return _doubted(*doubt)
@@ -89,7 +90,6 @@ def judge(cells: Sequence[Cell], totals: Totals) -> Judgement:
             f"No {REFERENCE} text was measured: without it a fault cannot be told from the text.",
         )
     found = _no_drafts(rows[REFERENCE], totals) or _judged(rows, totals)
-    missing = unmeasured(cells)
     if missing and found.verdict.passed:
         return Judgement(
             Verdict.UNKNOWN, "not measured", f"{missing[0]}. Of the rest: {found.words}"
