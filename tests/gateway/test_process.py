@@ -7,9 +7,10 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import MappingProxyType
 
 import aiohttp
 import pytest
@@ -137,7 +138,10 @@ class Process:
 
 @asynccontextmanager
 async def gateway_process(
-    url: str, *arguments: str, preexec_fn: Callable[[], None] | None = None
+    url: str,
+    *arguments: str,
+    preexec_fn: Callable[[], None] | None = None,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[Process]:
     """A gateway process on free ports, with a ready replica."""
     command = ("-m", "longleaf", "gateway", "--port", "0", "--metrics-port", "0")
@@ -145,7 +149,7 @@ async def gateway_process(
         sys.executable,
         *(*command, "--replica", url, *arguments),
         stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONWARNINGS": "error"},
+        env={**os.environ, "PYTHONWARNINGS": "error", **environment},
         preexec_fn=preexec_fn,
     )
     process = Process(child)

@@ -20,6 +20,7 @@ from longleaf.gateway.admission.limits import KeyLimits
 from longleaf.gateway.api import errors
 from longleaf.gateway.api.answers import ErrorResponse
 from longleaf.gateway.api.front import Front
+from longleaf.gateway.api.reception import Reception
 from longleaf.gateway.api.relay import Relay
 from longleaf.gateway.api.routes import make_direct, make_router
 from longleaf.gateway.api.schemas import ChatCompletionRequest, CompletionRequest
@@ -61,7 +62,8 @@ def build_app(
     intake = Intake(
         registry, reader, admission, KeyLimits(), metrics, config.assumed_completion_tokens
     )
-    relay = Relay(config, registry, intake, drain, metrics)
+    reception = Reception(max(config.receive_bytes, config.max_body_bytes), config.queue_timeout)
+    relay = Relay(config, registry, intake, drain, metrics, reception)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

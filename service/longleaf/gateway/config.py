@@ -86,6 +86,9 @@ class GatewayConfig(BaseSettings):
     """Longest silence of a client that is sending its request's body."""
     min_body_rate: Annotated[int, Field(ge=1)] = 8 * 1024
     """Bytes a second, on the whole, of a body that takes longer than ``body_timeout``."""
+    receive_bytes: Annotated[int, Field(gt=0)] = 256 * 2**20
+    """Long bodies that are received at a time, together; at least ``max_body_bytes``, which is what
+    one counts that does not tell its length. Further ones are made to wait."""
     routing: RoutingPolicyName = "expected_cost"
     prefix_index_bytes: Annotated[int, Field(ge=0)] = 16 * 2**20
     """Memory, for each replica, to remember which prompts it should have cached."""

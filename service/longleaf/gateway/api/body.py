@@ -8,6 +8,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from longleaf.gateway.api.errors import body_stalled, body_too_large, body_too_slow
+from longleaf.gateway.api.reception import FREE_BYTES, Place
 
 _COPIED_BYTES = 64 * 1024
 
@@ -24,15 +25,18 @@ class BodyLimits:
     """Bytes a second, on the whole, once ``silence`` seconds are over."""
 
 
-async def read_body(scope: Scope, receive: Receive, limits: BodyLimits) -> bytes:
+async def read_body(scope: Scope, receive: Receive, limits: BodyLimits, place: Place) -> bytes:
     """The body; stops reading (413) as soon as it is too large.
 
     408 for one that stalls or comes too slowly: nobody may hold up a drain by sending little.
+    ``ReceptionFullError`` for a long one that gets no ``place``.
     """
     limit = limits.size
     declared = next((v for name, v in scope["headers"] if name == b"content-length"), b"")
     if declared.isdigit() and int(declared) > limit:
         raise body_too_large(limit)
+    if declared.isdigit() and int(declared) > FREE_BYTES:
+        await place.take(int(declared))
     chunks: list[bytes] = []
     size = 0
     loop = asyncio.get_running_loop()
@@ -53,6 +57,10 @@ async def read_body(scope: Scope, receive: Receive, limits: BodyLimits) -> bytes
         size += len(chunk)
         if size > limit:
             raise body_too_large(limit)
+        if size > FREE_BYTES and not place.taken:  # nobody knows how long it gets
+            asked = loop.time()
+            await place.take(limit)
+            began += loop.time() - asked
         chunks.append(chunk)
         if not message.get("more_body", False):
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)

@@ -153,6 +153,12 @@ def rate_limit_exceeded(retry_after: float, message: str = _FULL) -> ApiError:
     )
 
 
+def reception_full(seconds: float) -> ApiError:
+    """429: too many long bodies are being received, none of them ended for ``seconds``."""
+    message = "The gateway is receiving as many long request bodies as it may. Retry later."
+    return rate_limit_exceeded(seconds, message)
+
+
 def service_unavailable(message: str, retry_after: float) -> ApiError:
     """503: no replica is there to take the request."""
     return ApiError(

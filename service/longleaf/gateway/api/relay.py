@@ -26,6 +26,7 @@ from longleaf.gateway.api.details import (
     with_chunk,
     with_field,
 )
+from longleaf.gateway.api.reception import Reception
 from longleaf.gateway.api.refusals import REFUSALS, refusal
 from longleaf.gateway.api.upstream_errors import from_replica, worth_another_replica
 from longleaf.gateway.api.usage import StreamUsage, taken_at_most, taken_unseen
@@ -68,6 +69,7 @@ class Relay:
     intake: Intake
     drain: Drain
     metrics: GatewayMetrics
+    reception: Reception
 
     def no_replica(self) -> errors.ApiError:
         """503: nobody is there to serve it; the next health checks may find somebody."""

@@ -12,6 +12,7 @@ from longleaf.gateway.api.admission import AdmissionAnswer, dry_answer
 from longleaf.gateway.api.answers import ErrorResponse, headers_upstream
 from longleaf.gateway.api.body import BodyLimits, read_body
 from longleaf.gateway.api.details import wanted
+from longleaf.gateway.api.reception import Place, ReceptionFullError
 from longleaf.gateway.api.refusals import REFUSALS, refusal
 from longleaf.gateway.api.relay import Call, Relay, RelayResponse
 from longleaf.gateway.api.schemas import (
@@ -101,12 +102,17 @@ async def _read(relay: Relay, route: Route, scope: Scope, receive: Receive) -> P
     record: RequestRecord = scope["longleaf.record"]
     config = relay.config
     limits = BodyLimits(config.max_body_bytes, config.body_timeout, config.min_body_rate)
-    text = await read_body(scope, receive, limits)
-    record.body_bytes = len(text)
+    place = Place(relay.reception)
     try:
+        text = await read_body(scope, receive, limits, place)
+        record.body_bytes = len(text)
         prompt = await relay.intake.reader.read(text, route)
+    except ReceptionFullError:
+        raise errors.reception_full(config.queue_timeout) from None
     except REFUSALS as error:
         raise refusal(error, "", config.health_interval) from None
+    finally:
+        place.give_back()
     record.stream = prompt.inspection.stream
     record.model = prompt.inspection.model[:200]
     return prompt
@@ -151,7 +157,7 @@ def make_router(relay: Relay) -> APIRouter:
     @router.post(
         "/v1/admission",
         summary="Would it be admitted?",
-        responses=_errors(400, 401, 408, 413, 503),
+        responses=_errors(400, 401, 408, 413, 429, 503),
         openapi_extra=_body(ChatCompletionRequest, CompletionRequest),
     )
     async def admission(request: Request) -> AdmissionAnswer:
