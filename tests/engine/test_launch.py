@@ -188,6 +188,26 @@ def test_a_stale_ready_file_is_removed_before_anything_else(tmp_path: Path) -> N
     assert not launched.ready.exists()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_during_the_check_ends_both(tmp_path: Path, number: signal.Signals) -> None:
+    """As the first process of a container, too, which has no default action for signals."""
+    mark = tmp_path / "checking"
+    check = f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    launched = launch(tmp_path, check=check)
+    end = time.monotonic() + 60
+    while not (mark.exists() and mark.read_text()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    launched.process.send_signal(number)
+    launched.process.communicate(timeout=30)
+    assert launched.process.returncode in {128 + number, -number}
+    if number is signal.SIGTERM:  # by a handler, not by the default action
+        assert launched.process.returncode == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(mark.read_text()), 0)
+    assert launched.requests() == []
+
+
 def test_the_key_is_sent(tmp_path: Path) -> None:
     launched = launch(tmp_path, "--grammar", "none")
     launched.wait_ready()

@@ -33,6 +33,7 @@ from longleaf.engine.warmup import (
     has_grammar,
     warmup_requests,
 )
+from longleaf.signals import raised
 
 CHECK = (sys.executable, "-m", "longleaf.engine.check")
 SERVER = (sys.executable, "-m", "sglang.launch_server")
@@ -76,8 +77,13 @@ def checked(config: LaunchConfig) -> Client | int:
             )
         finally:
             os.close(writing)
-        told = pipe.read()
-    status = process.wait()
+        try:
+            told = pipe.read()
+            status = process.wait()
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
     if status != 0:
         return status if status > 0 else 1
     try:
@@ -157,7 +163,14 @@ class Launcher:
         self._config = config
 
     def run(self) -> int:
-        """Check, start, warm up, watch; returns the exit status."""
+        """Check, start, warm up, watch; returns the exit status.
+
+        A signal during the check raises ``SystemExit``; later ones are the server's.
+        """
+        with raised():
+            return self._run()
+
+    def _run(self) -> int:
         config = self._config
         self._set_ready(False)
         found = checked(config)
