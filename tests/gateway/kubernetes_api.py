@@ -48,7 +48,9 @@ class KubernetesApiServer:
         self.listing: Any = None
         """What a list says its items are, in place of the slices."""
         self.gone_as_status = False
-        self.watching: Literal["allowed", "forbidden", "cut", "garbled"] = "allowed"
+        self.watching: Literal["allowed", "forbidden", "cut", "garbled", "garbled later"] = (
+            "allowed"
+        )
         """What becomes of a watch."""
         self.requests: list[dict[str, str]] = []
         """Queries, in order."""
@@ -153,7 +155,11 @@ class KubernetesApiServer:
             return web.json_response(gone, status=410)
         response = web.StreamResponse()
         await response.prepare(request)
-        if self.watching == "garbled":
+        if self.watching == "garbled later":
+            bookmark = {"metadata": {"resourceVersion": str(self._version)}}
+            text = json.dumps({"type": "BOOKMARK", "object": bookmark})
+            await response.write(text.encode() + b"\n")
+        if self.watching.startswith("garbled"):
             await response.write(b'{"type": "ADDED", "object": [null]}\n')
         if self.watching != "allowed":
             return response

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from longleaf.gateway.config import GatewayConfig
-from longleaf.gateway.replicas.kubernetes import EndpointSlices, KubernetesApi, base_urls
+from longleaf.gateway.replicas.kubernetes import EndpointSlices, KubernetesApi, endpoints_of
 from tests.gateway.faulty_replica import DONE, FaultyReplica, Received, event
 from tests.gateway.kubernetes_api import KubernetesApiServer, endpoint_slice
 from tests.gateway.running import chat, eventually, running_gateway
@@ -111,9 +111,10 @@ async def test_a_list_that_cannot_be_read_is_asked_for_again(items: Any) -> None
             await eventually(lambda: followed.urls == ["10.0.0.1:1"])
 
 
-@pytest.mark.parametrize("watching", ["forbidden", "cut", "garbled"])
+@pytest.mark.parametrize("watching", ["forbidden", "cut", "garbled", "garbled later"])
 async def test_a_watch_that_brings_nothing_is_asked_for_less_and_less_often(
-    watching: Literal["forbidden", "cut", "garbled"], monkeypatch: pytest.MonkeyPatch
+    watching: Literal["forbidden", "cut", "garbled", "garbled later"],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The pauses are noted, not waited for; the list is followed all the same."""
     pauses: list[float] = []
@@ -180,20 +181,61 @@ async def test_the_token_is_read_anew(tmp_path: Path) -> None:
     [(None, ":9"), ("http", ":30000"), ("8080", ":8080"), ("nothing", None)],
 )
 def test_ports_by_name_and_number(port: str | None, expected: str | None) -> None:
-    urls = list(base_urls(endpoint_slice("a", ["10.0.0.1"], 30000), port, "https"))
+    found = list(endpoints_of(endpoint_slice("a", ["10.0.0.1"], 30000), port, "https"))
+    urls = [(one.url, one.ready) for one in found]
     assert urls == ([] if expected is None else [("https://10.0.0.1" + expected, True)])
 
 
 def test_ipv6_addresses_are_bracketed() -> None:
     one = {**endpoint_slice("a", ["fd00::1"], 1), "addressType": "IPv6"}
-    assert list(base_urls(one, "http", "http")) == [("http://[fd00::1]:1", True)]
+    assert [one.url for one in endpoints_of(one, "http", "http")] == ["http://[fd00::1]:1"]
+
+
+def of_pod(one: dict[str, Any], uid: str) -> dict[str, Any]:
+    """The slice, its first endpoint that of a pod."""
+    one["endpoints"][0]["targetRef"] = {"kind": "Pod", "uid": uid}
+    return one
+
+
+@pytest.mark.parametrize("first", ["four", "six"])
+async def test_a_pod_with_two_addresses_is_one_replica(first: str) -> None:
+    slices = {
+        "four": of_pod(endpoint_slice("four", ["10.0.0.1"], 1, starting=["10.0.0.1"]), "a"),
+        "six": {**of_pod(endpoint_slice("six", ["fd00::1"], 1), "a"), "addressType": "IPv6"},
+    }
+    async with KubernetesApiServer() as server:
+        server.put(slices.pop(first))
+        server.put(*slices.values())
+        server.put(of_pod(endpoint_slice("other", ["10.0.0.2"], 1), "b"))
+        async with following(server) as followed:
+            await eventually(lambda: followed.urls)
+            assert followed.urls == followed.ready == ["10.0.0.1:1", "10.0.0.2:1"]
+            server.delete("four")
+            await eventually(lambda: followed.urls == ["10.0.0.2:1", "[fd00::1]:1"])
+
+
+@pytest.mark.parametrize(
+    "odd", [{"endpoints": [None]}, {"endpoints": 5}, {"ports": [None]}, {"ports": [7]}]
+)
+async def test_one_slice_that_cannot_be_read_hides_no_other(odd: dict[str, Any]) -> None:
+    async with KubernetesApiServer() as server:
+        server.put({**endpoint_slice("odd", ["10.0.0.9"], 1), **odd})
+        server.put(endpoint_slice("a", ["10.0.0.1"], 1))
+        async with following(server) as followed:
+            await eventually(lambda: followed.urls == ["10.0.0.1:1"])
+            server.put(endpoint_slice("b", ["10.0.0.2"], 1))
+            await eventually(lambda: followed.urls == ["10.0.0.1:1", "10.0.0.2:1"])
+            server.put(endpoint_slice("odd", ["10.0.0.9"], 1))
+            await eventually(lambda: len(followed.urls) == 3)
+            assert 0 not in followed.up
+        assert server.lists == 1
 
 
 @pytest.mark.parametrize("port", [70_000, 0, -1, None, "80"])
 def test_a_port_that_is_none_is_no_endpoint(port: Any) -> None:
     one = endpoint_slice("a", ["10.0.0.1"], 1)
     one["ports"] = [{"name": "http", "port": port}]
-    assert list(base_urls(one, None, "http")) == []
+    assert list(endpoints_of(one, None, "http")) == []
     with pytest.raises(ValueError, match="up to 65535"):
         GatewayConfig(kubernetes_service="engine", kubernetes_port="70000")
 

@@ -11,9 +11,9 @@ import logging
 import os
 import random
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -83,6 +83,18 @@ class KubernetesApi:
         return headers
 
 
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One address of a pod."""
+
+    url: str
+    ready: bool
+    pod: str
+    """Its pod's uid, or ``url`` where that is not told."""
+    rank: tuple[bool, str]
+    """Of two of one pod, the lower one counts."""
+
+
 class EndpointSlices:
     """The base URLs behind one Service."""
 
@@ -104,6 +116,8 @@ class EndpointSlices:
         self._slices: dict[str, Mapping[str, Any]] = {}
         self._version = ""
         self._reported: Mapping[str, bool] | None = None
+        self._odd: dict[str, Mapping[str, Any]] = {}
+        """Slices that cannot be read, as they were when it was said."""
 
     async def run(self, on_change: Callable[[Mapping[str, bool]], None]) -> None:
         """Report the URLs, and every change of them, for ever."""
@@ -126,7 +140,8 @@ class EndpointSlices:
                     self._note_up(0)
                     fields = {"path": self._path, "why": str(error) or type(error).__name__}
                     logger.warning("discovery: list again", extra={"fields": fields})
-                if news or loop.time() - began >= _LONGEST_PAUSE:
+                # An error soon after an event is one that comes again and again.
+                if (news and listed) or loop.time() - began >= _LONGEST_PAUSE:
                     pause = _FIRST_PAUSE
                     if listed:
                         continue
@@ -187,17 +202,42 @@ class EndpointSlices:
 
     def _report(self, on_change: Callable[[Mapping[str, bool]], None]) -> None:
         found: dict[str, bool] = {}
-        for one in self._slices.values():
-            for url, ready in base_urls(one, self._port, self._scheme):
-                found[url] = ready or found.get(url, False)
+        for url, ready in replicas_of(self._readable()):
+            found[url] = ready or found.get(url, False)
         if found != self._reported:
             on_change(dict(sorted(found.items())))
             self._reported = found
 
+    def _readable(self) -> Iterator[Endpoint]:
+        """The endpoints of all slices, but for slices that are of another shape."""
+        for name, one in self._slices.items():
+            try:
+                yield from tuple(endpoints_of(one, self._port, self._scheme))
+            except Exception as error:
+                if self._odd.get(name) is not one:
+                    self._odd[name] = one
+                    fields = {"slice": name, "why": str(error) or type(error).__name__}
+                    logger.error("discovery: slice cannot be read", extra={"fields": fields})
 
-def base_urls(one: Mapping[str, Any], port: str | None, scheme: str) -> Iterator[tuple[str, bool]]:
-    """Base URLs of a slice's endpoints, by port number or name (default: its first port), and
-    whether each is ready.
+
+def replicas_of(endpoints: Iterable[Endpoint]) -> Iterator[tuple[str, bool]]:
+    """Base URL of each pod, and whether it is ready. A pod of a Service with two address families
+    is in a slice of each, and one replica all the same: by its IPv4 address.
+    """
+    chosen: dict[str, Endpoint] = {}
+    for one in endpoints:
+        known = chosen.get(one.pod)
+        if known is None:
+            chosen[one.pod] = one
+            continue
+        first, other = (known, one) if known.rank <= one.rank else (one, known)
+        chosen[one.pod] = replace(first, ready=first.ready or other.ready)
+    for one in chosen.values():
+        yield one.url, one.ready
+
+
+def endpoints_of(one: Mapping[str, Any], port: str | None, scheme: str) -> Iterator[Endpoint]:
+    """A slice's endpoints, by port number or name (default: its first port).
 
     One that terminates is none: what it runs may end, nothing new comes.
     """
@@ -209,14 +249,17 @@ def base_urls(one: Mapping[str, Any], port: str | None, scheme: str) -> Iterator
         number = chosen[0]["port"] if chosen else None
     if number is None:
         return
+    kind = str(one.get("addressType"))
     for endpoint in one.get("endpoints") or ():
         conditions = endpoint.get("conditions") or {}
         if conditions.get("terminating"):
             continue
         ready = conditions.get("ready") is not False  # null: unknown, to be taken for ready
         for address in (endpoint.get("addresses") or ())[:1]:
-            host = f"[{address}]" if one.get("addressType") == "IPv6" else address
-            yield f"{scheme}://{host}:{number}", ready
+            host = f"[{address}]" if kind == "IPv6" else address
+            url = f"{scheme}://{host}:{number}"
+            pod = (endpoint.get("targetRef") or {}).get("uid") or url
+            yield Endpoint(url, ready, pod, (kind != "IPv4", url))
 
 
 def _is_port(value: object) -> bool:
