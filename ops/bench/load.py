@@ -42,6 +42,7 @@ _SOAK_SPEED = 40.0
 _SOAK_SECONDS = 90.0
 """An hour at that speed."""
 _POLL_SECONDS = 1.0
+_IDLE_SECONDS = 6.0
 _AIPERF_REQUESTS = 40
 
 
@@ -125,16 +126,29 @@ class Bench:
 
     def fleets(self, sizes: Sequence[int], factor: float) -> None:
         """Simulated replicas from half to twice their capacity."""
-        cpu: dict[int, float] = {}
         for replicas in sizes:
-            cpu[replicas] = self._fleet(replicas, FLEETS[replicas] * factor)
-        if len(cpu) > 1:
-            flat = cpu[max(cpu)] / cpu[min(cpu)]
-            name = f"gateway_cpu_{max(cpu)}_vs_{min(cpu)}"
-            self._add(name, flat, "ratio", "lower", 1.2)
+            self._fleet(replicas, FLEETS[replicas] * factor)
 
-    def _fleet(self, replicas: int, speed: float) -> float:
-        """Returns the gateway's CPU a request, in ms."""
+    def gateway_cpu(self) -> None:
+        """The same requests before 1, 8 and 64 replicas that are not busy: what one costs the
+        gateway beyond what it does at rest, which is to ask each replica how it is.
+        """
+        cpu: dict[int, float] = {}
+        for replicas in FLEETS:
+            engine = ("simulate", "--replicas", str(replicas), "--speed", "16")
+            with running(self._folder, engine, replicas) as stack:
+                idle = _cpu_per_second(stack.gateway, _IDLE_SECONDS)
+                before, begin = cpu_seconds(stack.gateway), time.monotonic()
+                report = self._load("cpu", f"cpu_{replicas}")
+                spent = cpu_seconds(stack.gateway) - before
+                rest = idle * (time.monotonic() - begin)
+            cpu[replicas] = float((spent - rest) / report["requests"] * 1e3)
+            n = report["requests"]
+            self._add(f"gateway_cpu_{replicas}_replicas", cpu[replicas], "ms/request", "lower", n=n)
+            self._add(f"gateway_idle_cpu_{replicas}_replicas", idle * 1e3, "ms/s", "lower")
+        self._add("gateway_cpu_64_vs_1", cpu[64] / cpu[1], "ratio", "lower", 1.2)
+
+    def _fleet(self, replicas: int, speed: float) -> None:
         rate = capacity() * replicas * speed
         queue = ("--queue-size", str(_QUEUE_PER_REPLICA * replicas), "--queue-timeout", "120")
         engine = ("simulate", "--replicas", str(replicas), "--speed", str(speed))
@@ -176,9 +190,8 @@ class Bench:
         self._refusals(name, report)
         self._add(f"{name}_behind_curve_s", lost, "s", "lower")
         self._add(f"{name}_sent_late_p99_ms", report["late_p99_seconds"] * 1e3, "ms", "lower")
-        each = float(spent / report["requests"] * 1e3)
+        each = spent / report["requests"] * 1e3
         self._add(f"{name}_gateway_cpu_ms", each, "ms/request", "lower", n=report["requests"])
-        return each
 
     def _refusals(self, name: str, report: Mapping[str, Any]) -> None:
         told = report["retry_after"]
@@ -314,6 +327,13 @@ def _work(path: Path, slo: Slo, phases: int) -> list[float]:
     return done
 
 
+def _cpu_per_second(pid: int, seconds: float) -> float:
+    """CPU of a process tree that is left alone."""
+    before = cpu_seconds(pid)
+    time.sleep(seconds)
+    return (cpu_seconds(pid) - before) / seconds
+
+
 def _slo(*items: str) -> tuple[str, ...]:
     return ("--slo", *items)
 
@@ -333,7 +353,7 @@ def _run_aiperf(folder: Path) -> dict[str, Any]:
     return measured
 
 
-_PARTS = ("fleets", "soak", "aiperf", "saturate", "validate")
+_PARTS = ("fleets", "gateway_cpu", "soak", "aiperf", "saturate", "validate")
 
 
 @click.command()
@@ -359,6 +379,7 @@ def main(
             "validate": bench.validate,
             "saturate": bench.saturate,
             "fleets": lambda: bench.fleets([int(n) for n in replicas], speed_factor),
+            "gateway_cpu": bench.gateway_cpu,
             "soak": lambda: bench.soak(_SOAK_SECONDS),
             "aiperf": bench.aiperf,
         }
