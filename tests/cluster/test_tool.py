@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from longleaf.cluster.bundle import cleaned, scrubbed
 from longleaf.cluster.client import Cluster, ClusterError
 from longleaf.cluster.command import cluster_command
 from longleaf.cluster.drain import Drain, DrainConfig, DrainError
@@ -201,32 +200,53 @@ def test_a_bundle_holds_no_secret_and_no_prompt(release: Release, tmp_path: Path
     assert "nobody else" not in together
 
 
-def test_what_is_cleaned() -> None:
-    container = {
-        "env": [{"name": "A", "value": "x"}, {"name": "B", "valueFrom": {"secretKeyRef": {}}}],
-        "args": ["--api-key=x", "--api-key", "x", "--max-prefill-tokens=5", "TOKEN=x run"],
-        "httpGet": {"httpHeaders": [{"name": "authorization", "value": "x"}]},
+def test_a_bundle_is_its_owners_alone(release: Release, tmp_path: Path) -> None:
+    path = tmp_path / "bundle.tar.gz"
+    path.write_text("an older one")
+    path.chmod(0o644)
+    assert release.call("bundle", str(path)).exit_code == 0
+    assert path.stat().st_mode & 0o777 == 0o600
+    done = release.call("bundle", str(tmp_path / "no" / "bundle.tar.gz"))
+    assert done.exit_code == 1
+    assert "cannot be written" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "bundle"])
+def test_an_unknown_release_is_told(release: Release, tmp_path: Path, command: str) -> None:
+    options = ("-n", NAMESPACE, "--release", "chta", "--kubeconfig", str(release.kubeconfig))
+    paths = [str(tmp_path / "bundle.tar.gz")] if command == "bundle" else []
+    done = CliRunner().invoke(cluster_command, [*options, command, *paths])
+    assert done.exit_code == 1
+    assert f"there is no release 'chta' in namespace '{NAMESPACE}'" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_status_without_the_right_to_see_nodes_has_the_replicas(
+    release: Release, tmp_path: Path
+) -> None:
+    plane = release.plane
+    roles = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}"
+    body = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "viewer"},
+        "roleRef": {
+            "apiGroup": "rbac.authorization.k8s.io",
+            "kind": "ClusterRole",
+            "name": "view",
+        },
+        "subjects": [{"kind": "ServiceAccount", "name": "default", "namespace": NAMESPACE}],
     }
-    assert cleaned({"spec": [container], "annotations": {"a": "x"}, "managedFields": []}) == {
-        "spec": [
-            {
-                "env": [
-                    {"name": "A", "value": "(removed)"},
-                    {"name": "B", "valueFrom": {"secretKeyRef": {}}},
-                ],
-                "args": [
-                    *("--api-key=(removed)", "--api-key", "(removed)"),
-                    *("--max-prefill-tokens=5", "TOKEN=(removed) run"),
-                ],
-                "httpGet": {"httpHeaders": [{"name": "authorization", "value": "(removed)"}]},
-            }
-        ],
-        "annotations": {"a": "(removed)"},
-    }
-    for secret in ("Bearer abcdef123", "sk-abcdef123", "hf_abcdef123", "my_password: abcdef123"):
-        assert "abcdef123" not in scrubbed(f"refused {secret}, again")
-    said = '{"prompt_tokens": 12, "tokenizer": "a", "status": 200}'
-    assert scrubbed(said) == said
+    plane.ask("POST", f"{roles}/rolebindings", body)
+    path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default/token"
+    request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    token = str(plane.ask("POST", path, request)["status"]["token"])
+    plane.write_kubeconfig(tmp_path / "viewer", release.api, token)
+    options = ("-n", NAMESPACE, "--release", "chat", "--kubeconfig", str(tmp_path / "viewer"))
+    done = CliRunner().invoke(cluster_command, [*options, "status"])
+    assert done.exit_code == 0, done.output
+    assert "nodes are not to be had" in done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == [*ENGINES, release.gateway]
 
 
 def test_drain_knows_the_engines(release: Release) -> None:
@@ -467,6 +487,12 @@ def test_without_a_cluster_it_says_so(tmp_path: Path, monkeypatch: pytest.Monkey
     done = CliRunner().invoke(cluster_command, ["--kubeconfig", str(tmp_path / "no"), "status"])
     assert done.exit_code == 1
     assert "no cluster is configured" in done.stderr
+    for text in ("[1]", "just words", "{", "clusters: 3"):
+        path = tmp_path / "wrong"
+        path.write_text(text)
+        done = CliRunner().invoke(cluster_command, ["--kubeconfig", str(path), "status"])
+        assert done.exit_code == 1
+        assert "no cluster is configured" in done.stderr
     path = tmp_path / "away"
     ControlPlane.write_kubeconfig(path, "https://127.0.0.1:9")
     done = CliRunner().invoke(cluster_command, ["--kubeconfig", str(path), "status"])

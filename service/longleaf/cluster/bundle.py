@@ -1,75 +1,25 @@
 """What support asks for, without secrets and without prompts.
 
 Objects of the release, its nodes and events, the logs of gateways and preflight, and what gateways
-count. Secrets are never read. Values of environment variables and annotations are taken out, and
-whatever looks like a key wherever it stands. Engines' logs stay out, for SGLang can be told to log
-requests; a gateway's never holds a word of a prompt.
+count. Secrets are never read, and `scrub` takes out what may be one wherever it stands. Engines'
+logs stay out, for SGLang can be told to log requests; a gateway's never holds a word of a prompt.
 """
 
 import io
 import json
-import re
+import os
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from longleaf import __version__
 from longleaf.cluster.client import Cluster, ClusterError, part_of
+from longleaf.cluster.scrub import cleaned, scrubbed
 
-REMOVED = "(removed)"
 _LOGGED = ("gateway", "preflight")
 _LOG_LINES = 2000
-_NAME = r"[\w.-]*(?:key|token(?!s|iz)|secret|passw)[\w.-]*"
-_FLAG = re.compile(rf"--?{_NAME}", re.I)
-_PAIR = re.compile(
-    rf"({_NAME}[\"']?\s*[=:]\s*[\"']?)(?!true\b|false\b|null\b)[^\s\"',;&{{}}\[\]]+", re.I
-)
-_BARE = re.compile(r"\b(Bearer\s+|sk-|hf_|nvapi-|ghp_|eyJ)[\w.~+/=-]{6,}")
-"""Credentials that tell by their first letters what they are."""
-
-
-def scrubbed(text: str) -> str:
-    """Text without what looks like a key."""
-    return _BARE.sub(REMOVED, _PAIR.sub(rf"\1{REMOVED}", text))
-
-
-def cleaned(value: Any) -> Any:
-    """A copy of a JSON object without what may hold a secret."""
-    if isinstance(value, list):
-        return [cleaned(item) for item in value]
-    if isinstance(value, str):
-        return _BARE.sub(REMOVED, value)
-    if not isinstance(value, Mapping):
-        return value
-    kept: dict[str, Any] = {}
-    for name, item in value.items():
-        if name == "managedFields":
-            continue
-        if name == "annotations" and isinstance(item, Mapping):
-            kept[name] = dict.fromkeys(item, REMOVED)
-        elif name in ("env", "httpHeaders") and isinstance(item, list):
-            kept[name] = [{**one, "value": REMOVED} if "value" in one else one for one in item]
-        elif name in ("args", "command") and isinstance(item, list):
-            kept[name] = list(_arguments([str(one) for one in item]))
-        elif name == "message" and isinstance(item, str):
-            kept[name] = scrubbed(item)
-        else:
-            kept[name] = cleaned(item)
-    return kept
-
-
-def _arguments(words: Sequence[str]) -> Iterator[str]:
-    """``--key=value``, ``--key value`` and KEY=value within scripts lose their values."""
-    hidden = False
-    for word in words:
-        if hidden and not word.startswith("-"):
-            yield REMOVED
-            hidden = False
-            continue
-        hidden = _FLAG.fullmatch(word) is not None
-        yield scrubbed(word)
 
 
 def parts(cluster: Cluster) -> Iterator[tuple[str, str]]:
@@ -87,7 +37,7 @@ def parts(cluster: Cluster) -> Iterator[tuple[str, str]]:
         for container in sorted(containers & set(_LOGGED)):
             yield f"logs/{name}-{container}.txt", _attempt(partial(_log, cluster, name, container))
         if part_of(pod) == "gateway":
-            yield f"metrics/{name}.txt", _attempt(partial(cluster.gateway_metrics, name))
+            yield f"metrics/{name}.txt", _attempt(partial(_metrics, cluster, name))
 
 
 def _json(ask: Callable[[], Any]) -> str:
@@ -98,6 +48,10 @@ def _log(cluster: Cluster, pod: str, container: str) -> str:
     return scrubbed(cluster.log(pod, container, _LOG_LINES))
 
 
+def _metrics(cluster: Cluster, pod: str) -> str:
+    return scrubbed(cluster.gateway_metrics(pod))
+
+
 def _attempt(ask: Callable[[], str]) -> str:
     try:
         return ask()
@@ -106,9 +60,15 @@ def _attempt(ask: Callable[[], str]) -> str:
 
 
 def write(cluster: Cluster, path: Path) -> int:
-    """Write a .tar.gz of all parts; returns how many there are."""
+    """Write a .tar.gz of all parts, for its owner alone; returns how many there are.
+
+    Errors: ``ClusterError``, of a release that is not there too; ``OSError``.
+    """
+    cluster.expect_release()
     count = 0
-    with tarfile.open(path, "w:gz") as archive:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(file, "wb") as output, tarfile.open(fileobj=output, mode="w:gz") as archive:
+        os.fchmod(file, 0o600)
         for name, text in parts(cluster):
             data = text.encode()
             info = tarfile.TarInfo(f"longleaf-{cluster.release}/{name}")

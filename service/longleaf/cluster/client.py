@@ -31,6 +31,10 @@ class UnreachableError(ClusterError):
     """No answer, or one that says that there will be one later: worth another try."""
 
 
+class RefusedError(ClusterError):
+    """The account may not do this."""
+
+
 class EvictionRefusedError(ClusterError):
     """A disruption budget allows no pod to go now."""
 
@@ -49,6 +53,8 @@ def _told() -> Iterator[None]:
 def _kind(status: int) -> type[ClusterError]:
     if status == 429:
         return EvictionRefusedError
+    if status == 403:
+        return RefusedError
     return UnreachableError if status >= 500 else ClusterError
 
 
@@ -92,7 +98,7 @@ class Cluster:
                 settings = client.Configuration()
                 config.load_incluster_config(settings)  # type: ignore[no-untyped-call]
                 api = client.ApiClient(settings)
-        except (config.ConfigException, OSError) as error:
+        except Exception as error:  # a file that is no kubeconfig fails the client in many ways
             raise ClusterError(f"no cluster is configured: {error}") from error
         return cls(api, namespace, release)
 
@@ -103,6 +109,14 @@ class Cluster:
     def pods(self) -> list[Object]:
         """Pods of the release."""
         return self._of_release(self._core.list_namespaced_pod)
+
+    def expect_release(self) -> None:
+        """``ClusterError`` where neither pods nor stateful sets carry the release's label."""
+        if not self.pods() and not self._of_release(self._apps.list_namespaced_stateful_set):
+            raise ClusterError(
+                f"there is no release {self.release!r} in namespace {self.namespace!r} "
+                "(--release, -n; helm list -A shows what there is)"
+            )
 
     def engines(self) -> dict[str, Object]:
         """Engine pods of the release by name."""

@@ -69,9 +69,16 @@ def cluster_command(
 def status_command(where: Where) -> None:
     """Replicas and nodes in one table."""
     with _cluster(where) as cluster:
+        from longleaf.cluster.client import RefusedError
         from longleaf.cluster.status import rows, table
 
-        click.echo(table(rows(cluster.pods(), cluster.nodes())))
+        cluster.expect_release()
+        try:
+            nodes = cluster.nodes()
+        except RefusedError as error:
+            click.echo(f"nodes are not to be had: {error}", err=True)
+            nodes = []
+        click.echo(table(rows(cluster.pods(), nodes)))
 
 
 @cluster_command.command("drain")
@@ -107,4 +114,7 @@ def bundle_command(where: Where, path: Path) -> None:
     with _cluster(where) as cluster:
         from longleaf.cluster import bundle
 
-        click.echo(f"{bundle.write(cluster, path)} files in {path}")
+        try:
+            click.echo(f"{bundle.write(cluster, path)} files in {path}")
+        except OSError as error:
+            raise click.ClickException(f"{path} cannot be written: {error}") from error
