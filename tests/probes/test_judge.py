@@ -77,6 +77,13 @@ def test_the_least_sample_counts() -> None:
     assert judged(predictable=[[8, 8, 4.9], [8, 8, 4.9]]).verdict is Verdict.HEALTHY
 
 
+def test_the_best_context_is_the_measure_not_the_shortest() -> None:
+    short = judged(predictable=[3, 8, 8])
+    assert (short.verdict, short.cause) == (Verdict.ENGINE, "unsteady")
+    assert "predictable 3.00 at 1k, 8.00 at 16k" in short.words
+    assert judged(predictable=[6, 8, 5.5]).verdict is Verdict.CONTEXT
+
+
 def test_what_was_not_measured_is_never_a_pass() -> None:
     for lost in (0, 2, 4):
         found = cells(predictable=HIGH, prose=HIGH)

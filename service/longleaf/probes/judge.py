@@ -118,10 +118,15 @@ class _Row:
         self.least = [min(cell.samples) for cell in measured]
         self.most = [max(cell.samples) for cell in measured]
 
+    @property
+    def best(self) -> float:
+        """The best mean: what this text can reach here."""
+        return max(self.means)
+
     def fallen(self) -> list[int]:
         """Contexts at which less is committed, beyond what the text alone explains."""
         if self.text == REFERENCE:
-            base = self.means[0]
+            base = self.best
             return self._where(
                 mean < _LOW * base or least < _FALLEN * base
                 for mean, least in zip(self.means, self.least, strict=True)
@@ -192,12 +197,12 @@ def _no_drafts(reference: _Row, totals: Totals) -> Judgement | None:
             "context: the drafter does not see its context (draft KV that is dropped or never "
             "written, wrong taps, or another model's drafter).",
         )
-    if least < _FALLEN * most:
+    if least < _FALLEN * most or mean < _LOW * reference.best:
         return Judgement(
             Verdict.ENGINE,
             "unsteady",
-            f"At {at} already, {REFERENCE} text commits from {least:.2f} to {most:.2f} tokens a "
-            "step, by the seed.",
+            f"At {at} already, the shortest context, one passage commits less than another, or "
+            f"than at longer ones: {reference}.",
         )
     return None
 
@@ -205,7 +210,7 @@ def _no_drafts(reference: _Row, totals: Totals) -> Judgement | None:
 def _judged(rows: dict[str, _Row], totals: Totals) -> Judgement:
     reference = rows[REFERENCE]
     fallen = {text: row.fallen() for text, row in rows.items()}
-    low = _LOW * reference.means[0]
+    low = _LOW * reference.best
     hard = [row for row in rows.values() if row is not reference and not fallen[row.text]]
     hard = [row for row in hard if min(row.means) < low]
     by_text = f"The text decides: {reference}; {'; '.join(map(str, hard))}." if hard else ""
