@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from ops.observe.options import Address, Duration, answers, require_free
 from ops.observe.prometheus import (
+    StartError,
     Target,
     configuration,
     running_alertmanager,
@@ -23,6 +25,14 @@ RECORDING = Path(__file__).parent / "recordings" / "h200" / "longleaf-verify-64k
 NOT_OF_HERE = "longleaf_gpu_memory_peak_bytes_per_second"
 """What a CPU reads is no share of the recorded card's peak."""
 _PORT = click.IntRange(1, 65_535)
+
+
+@contextlib.contextmanager
+def _start_errors_told() -> Iterator[None]:
+    try:
+        yield
+    except StartError as error:
+        raise click.ClickException(str(error)) from error
 
 
 @click.command()
@@ -82,7 +92,7 @@ def main(
     ]
     if probe:
         targets.append(Target("longleaf-probe", f"127.0.0.1:{probe_port}"))
-    with contextlib.ExitStack() as stack:
+    with _start_errors_told(), contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="longleaf-")))
         if gpu_exporter is None:
             recorded = running_gpu_exporter(directory, port=gpu_port, recording=RECORDING)

@@ -29,6 +29,10 @@ class Target:
     drop: str = ""
 
 
+class StartError(RuntimeError):
+    """A process did not start; the message has its output."""
+
+
 class QueryError(RuntimeError):
     """Prometheus refused a query."""
 
@@ -139,7 +143,9 @@ def running_gpu_exporter(directory: Path, *, port: int, recording: Path) -> Iter
 
 @contextmanager
 def background(command: Sequence[str], log: Path, ready: str) -> Iterator[None]:
-    """Run ``command``, its output in ``log``, from when ``ready`` answers 200 to the end."""
+    """Run ``command``, its output in ``log``, from when ``ready`` answers 200 to the end.
+    ``StartError`` if it never does.
+    """
     with (
         log.open("wb") as output,
         subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True) as process,
@@ -148,7 +154,7 @@ def background(command: Sequence[str], log: Path, ready: str) -> Iterator[None]:
             deadline = time.monotonic() + START_SECONDS
             while not _answers(ready):
                 if process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"{command[0]} did not start:\n{log.read_text()}")
+                    raise StartError(f"{command[0]} did not start:\n{log.read_text()}")
                 time.sleep(0.1)
             yield
         finally:

@@ -27,6 +27,7 @@ from ops.observe.options import Address
 from ops.observe.prometheus import (
     RULES,
     Prometheus,
+    StartError,
     Target,
     configuration,
     running_gpu_exporter,
@@ -247,6 +248,15 @@ def test_a_port_in_use_or_wanted_twice_is_refused_before_anything_starts() -> No
     ports["prometheus-port"] = ports["port"]
     done = CliRunner().invoke(main, [x for n, p in ports.items() for x in (f"--{n}", p)])
     assert f"--prometheus-port {ports['port']}: --port is the same" in done.output
+
+
+def test_what_does_not_start_says_why(tmp_path: Path) -> None:
+    config = json.dumps({"global": {"scrape_interval": "soon"}})
+    with (
+        pytest.raises(StartError, match="not a valid duration string"),
+        running_prometheus(tmp_path, config, port=free_port()),
+    ):
+        pass
 
 
 def test_committed_dashboards_are_what_the_code_builds() -> None:

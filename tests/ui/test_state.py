@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from starlette.requests import Request
 
 from longleaf.metrics import EngineMetrics, GatewayMetrics
+from longleaf.ui import state
 from longleaf.ui.page import render
 from longleaf.ui.routes import ui_routes
 from longleaf.ui.state import View, Watch
@@ -172,6 +173,29 @@ async def test_a_large_fleet_is_asked_in_turns_and_shown_in_pages() -> None:
     assert shown(0) == first
     assert re.findall(r'href="([^"]*)"', render(view, 2)) == ["?page=1", "?page=3"]
     assert "href" not in render(await view_of(*replicas[:100]))
+
+
+async def test_replicas_are_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "_LOOK_SECONDS", 0.0)
+    view = await view_of(Told("http://a", steps(3)))
+    assert [replica.why for replica in view.replicas] == ["not asked: the others took 0 s"]
+    assert "http://a" in render(view)
+
+
+async def test_a_view_that_costs_much_is_kept_longer() -> None:
+    now = [1000.0]
+    watch = watching(Told("http://a", steps(3)), clock=lambda: now[0])
+    first = await watch.view()
+    now[0] += 0.9
+    assert await watch.view() is first
+    now[0] += 0.2
+    second = await watch.view()
+    assert second is not first
+    watch._busy = 10.0
+    now[0] += 39.0
+    assert await watch.view() is second
+    now[0] += 2.0
+    assert await watch.view() is not second
 
 
 async def test_pages_are_asked_for_by_number() -> None:
