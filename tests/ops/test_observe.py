@@ -44,7 +44,7 @@ pytestmark = [
     ),
 ]
 
-LIMIT = 150.0
+LIMIT = 220.0
 ROOT = Path(__file__).resolve().parents[2]
 VARIABLES = {"$namespace": ".*", "$context": ".*", "$__rate_interval": "30s"}
 QUERIES = sorted(
