@@ -121,6 +121,17 @@ def test_schema_and_values_name_the_same() -> None:
         ("engine.contextLength", 1e24, "contextLength"),
         ("preflight.skip", ["gpu-colour"], "skip"),
         ("ingress.enabled", True, "give ingress.host"),
+        ("engine.sharedMemory", "300Gi", "above engine.resources.limits.memory of 256Gi"),
+        (
+            "gateway.resources",
+            {"requests": {"cpu": 4}, "limits": {"cpu": "3900m", "memory": "2Gi"}},
+            "gateway.resources.requests.cpu is 4, above its limit of 3900m",
+        ),
+        (
+            "engine.resources.requests.memory",
+            "1.5Ti",
+            "engine.resources.requests.memory is 1.5Ti, above its limit of 256Gi",
+        ),
         ("gateway.serviceAccount.create", False, "give gateway.serviceAccount.name"),
     ],
 )
@@ -258,7 +269,10 @@ def test_real_values_are_accepted(tools: Tools) -> None:
         {
             "engine.nodeSelector": {"node.kubernetes.io/instance-type": "rtx-6000.8x", "x_y.z": ""},
             "engine.podAnnotations": {"k8s.v1.cni.cncf.io/networks": '[{"name": "fast"}]'},
-            "engine.resources": {"requests": {"cpu": "1500m", "memory": "1.5Ti"}},
+            "engine.resources": {
+                "requests": {"cpu": "1500m", "memory": "1.5Ti"},
+                "limits": {"cpu": 1.5, "memory": 1649267441664},
+            },
             "engine.gpus": 4,
             "engine.tensorParallel": 4,
             "engine.tolerations": [{"operator": "Exists"}],

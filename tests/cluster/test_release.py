@@ -106,13 +106,6 @@ def test_the_server_takes_every_shape(plane: ControlPlane, releases: Releases, s
         ("default", "gateway.podSecurityContext.runAsUser", -1, "Deployment", "runAsUser"),
         (
             "default",
-            "gateway.resources",
-            {"requests": {"cpu": "4"}, "limits": {"cpu": "2"}},
-            "Deployment",
-            "must be less than or equal to cpu limit",
-        ),
-        (
-            "default",
             "networkPolicy.apiServerCidrs",
             ["10.0.0.0/99"],
             "NetworkPolicy",

@@ -154,6 +154,29 @@ An autoscaler's number stays as it is: without one in the manifest, Kubernetes w
     - {protocol: TCP, port: 53}
 {{- end }}
 
+{{/* Number that a quantity stands for. */}}
+{{- define "longleaf.number" -}}
+{{- if kindIs "string" . }}
+{{- $units := dict "" 1 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 }}
+{{- $digits := regexFind "^[0-9.]+" . }}
+{{- mulf (float64 $digits) (get $units (trimPrefix $digits .)) }}
+{{- else }}
+{{- . }}
+{{- end }}
+{{- end }}
+
+{{/* Requests within limits: (dict "name" … "resources" …). */}}
+{{- define "longleaf.validateResources" -}}
+{{- $limits := default dict .resources.limits }}
+{{- range $name, $asked := default dict .resources.requests }}
+{{- with get $limits $name }}
+{{- if gt (include "longleaf.number" $asked | float64) (include "longleaf.number" . | float64) }}
+{{- fail (printf "%s.requests.%s is %v, above its limit of %v" $.name $name $asked .) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* What needs two values at once, which a schema cannot say. */}}
 {{- define "longleaf.validate" -}}
 {{- $full := include "longleaf.fullname" . }}
@@ -162,6 +185,9 @@ An autoscaler's number stays as it is: without one in the manifest, Kubernetes w
 {{- end }}
 {{- if and .Values.gateway.rbac.create (not .Values.gateway.serviceAccount.create) (not .Values.gateway.serviceAccount.name) }}
 {{- fail "gateway.serviceAccount.create is false: give gateway.serviceAccount.name, or every pod of the namespace's default account could watch EndpointSlices" }}
+{{- end }}
+{{- range $name, $resources := dict "engine.resources" .Values.engine.resources "engine.embeddedResources" .Values.engine.embeddedResources "gateway.resources" .Values.gateway.resources "gpuExporter.resources" .Values.gpuExporter.resources }}
+{{- include "longleaf.validateResources" (dict "name" $name "resources" (default dict $resources)) }}
 {{- end }}
 {{- if and .Values.ingress.enabled (not .Values.ingress.host) }}
 {{- fail "ingress.enabled: give ingress.host" }}
@@ -182,6 +208,11 @@ An autoscaler's number stays as it is: without one in the manifest, Kubernetes w
 {{- if gt (int .) (int $engine.speculative.nodes) }}
 {{- fail (printf "engine.speculative.capturedNodes has %d, above nodes of %d" (int .) (int $engine.speculative.nodes)) }}
 {{- end }}
+{{- end }}
+{{- end }}
+{{- with (default dict (default dict $engine.resources).limits).memory }}
+{{- if gt (include "longleaf.number" $engine.sharedMemory | float64) (include "longleaf.number" . | float64) }}
+{{- fail (printf "engine.sharedMemory is %s, above engine.resources.limits.memory of %v, which it counts against" $engine.sharedMemory .) }}
 {{- end }}
 {{- end }}
 {{- if and (eq .Values.model.volume.type "claim") (not .Values.model.volume.claimName) }}
