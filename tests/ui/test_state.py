@@ -191,6 +191,8 @@ async def test_a_view_that_costs_much_is_kept_longer() -> None:
     now[0] += 0.2
     second = await watch.view()
     assert second is not first
+    assert "over the last 1 s" in render(second)
+    assert "<p class=note id=contexts>None in that time.</p>" in render(second), "not: none ever"
     watch._busy = 10.0
     now[0] += 39.0
     assert await watch.view() is second

@@ -184,7 +184,7 @@ def _table(
 ) -> str:
     """Rows are HTML; the columns ``words`` hold no numbers."""
     if not rows:
-        return f"<p class=note id={name}>Nothing yet.</p>"
+        return f"<p class=note id={name}>None in that time.</p>"
 
     def row(cells: Iterable[str], tag: str) -> str:
         return "".join(
