@@ -157,8 +157,8 @@ class KubernetesApiServer:
         await response.prepare(request)
         if self.watching == "garbled later":
             bookmark = {"metadata": {"resourceVersion": str(self._version)}}
-            text = json.dumps({"type": "BOOKMARK", "object": bookmark})
-            await response.write(text.encode() + b"\n")
+            marked = json.dumps({"type": "BOOKMARK", "object": bookmark})
+            await response.write(marked.encode() + b"\n")
         if self.watching.startswith("garbled"):
             await response.write(b'{"type": "ADDED", "object": [null]}\n')
         if self.watching != "allowed":

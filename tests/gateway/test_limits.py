@@ -1,7 +1,9 @@
 """Limits of API keys, and the file that holds them."""
 
 import asyncio
+import json
 import math
+from hashlib import sha256
 from pathlib import Path
 
 import aiohttp
@@ -66,6 +68,22 @@ def test_a_request_above_a_minutes_worth_needs_a_full_bucket_and_leaves_a_debt()
     limits.charge(key, 60)
 
 
+@pytest.mark.parametrize(
+    ("limit", "wait"),
+    [(6_000, 10.0), (600, 60.0), (60, 200.0)],
+)
+def test_a_changed_limit_gives_nothing_back(limit: int, wait: float) -> None:
+    """What runs is settled with the changed bucket."""
+    clock = Clock()
+    limits = KeyLimits(clock)
+    charge = limits.charge(ApiKey("k", tokens_per_minute=1_200), 1_000)
+    limits.peek(ApiKey("k", tokens_per_minute=limit), 0)
+    charge.settle(1_200)
+    with pytest.raises(KeyLimitError) as caught:
+        limits.charge(ApiKey("k", tokens_per_minute=limit), min(limit, 1_000))
+    assert caught.value.retry_after == pytest.approx(wait)
+
+
 def test_refused_takes_nothing() -> None:
     limits = KeyLimits(Clock())
     key = ApiKey("k", requests_per_minute=2, tokens_per_minute=100)
@@ -98,6 +116,8 @@ def test_options_of_a_key(tmp_path: Path) -> None:
         ("key requests_per_minute=0\n", "requests_per_minute must be at least 1"),
         ("key tokens_per_minute=-1\n", "tokens_per_minute must be at least 1"),
         ("good\nclé\n", "line 2: a key must be ASCII"),
+        ("one\n# x\ntwo\none priority=1\n", "line 4: the key of line 1 again"),
+        (f"sha256:{sha256(b'one').hexdigest()}\none\n", "line 2: the key of line 1 again"),
     ],
 )
 def test_wrong_options(tmp_path: Path, text: str, why: str) -> None:
@@ -235,6 +255,37 @@ async def test_who_asks_for_usage_gets_it(
         assert (b'"usage"' in answer) is (given.get("include_usage") is True)
         assert answer.endswith(DONE)
         assert replica.generations[0].json["stream_options"] == sent
+
+
+@pytest.mark.parametrize("named", [b"", b"event: message\n", b": hint\nevent: message\n"])
+@pytest.mark.parametrize("extra", [{}, {"sglext": {"spec_verify_ct": 3}}])
+async def test_usage_is_cut_and_nothing_else(
+    tmp_path: Path, named: bytes, extra: dict[str, object]
+) -> None:
+    path = tmp_path / "keys"
+    path.write_text("key tokens_per_minute=100000")
+    told = named + event("", choices=[], usage=usage_of(3), **extra)
+
+    async def behaviour(request: Received) -> None:
+        await request.start_stream()
+        await request.chunk(event("x") + told + DONE)
+        await request.end_stream()
+
+    async with gateway_over(behaviour, api_key_file=path) as (gateway, _):
+        headers = {"authorization": "Bearer key"}
+        _, answer, _ = await gateway.raw(chat(stream=True), headers=headers)
+        assert answer.startswith(event("x"))
+        assert answer.endswith(DONE)
+        rest = answer.removeprefix(event("x")).removesuffix(DONE)
+        assert b"usage" not in rest
+        if not extra:
+            assert rest == b""
+        else:
+            before, _, text = rest.partition(b"data: ")
+            assert before == named
+            chunk = json.loads(text)
+            assert (chunk["id"], chunk["sglext"]) == ("c", extra["sglext"])
+            assert rest.endswith(b"\n\n")
 
 
 async def test_a_stream_that_its_client_leaves_is_charged_what_has_passed(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from longleaf.gateway.admission.queue import FairQueue, Waiting
+from longleaf.gateway.config import GatewayConfig
 
 
 def one(
@@ -72,6 +73,14 @@ def test_priority_comes_first_and_age_catches_up() -> None:
     assert names(queue, now=1000.0)[-1] == "batch"
     queue.offer(one("new", priority=0, arrived=1000.0))
     assert names(queue, now=1000.0)[-1] == "new"  # in the end everyone gets a turn
+
+
+def test_within_the_time_that_it_may_wait_a_low_key_comes_before_new_ones() -> None:
+    config = GatewayConfig(replicas=("http://a:1",))
+    queue: FairQueue[str] = FairQueue(10, 10**9, config.aging_interval)
+    queue.offer(one("batch", key="b", priority=-5, arrived=0.0))
+    queue.offer(one("new", priority=0, arrived=config.queue_timeout / 2))
+    assert names(queue, config.queue_timeout / 2) == ["batch", "new"]
 
 
 def test_a_full_queue_refuses_whoever_holds_most_of_it() -> None:

@@ -116,6 +116,61 @@ async def test_error_event_in_mid_stream_passes_untouched() -> None:
         assert (status, body) == (200, event() + failure + DONE)
 
 
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        (event() + DONE, event("late")),
+        (event() + DONE + event("late"),),
+        (event(), DONE, b": bye\n\n"),
+    ],
+)
+@pytest.mark.parametrize("details", [False, True])
+async def test_what_comes_after_done_is_no_fault(pieces: tuple[bytes, ...], details: bool) -> None:
+    async def behaviour(request: Received) -> None:
+        await request.start_stream()
+        for piece in pieces:
+            await request.chunk(piece)
+        await request.end_stream()
+
+    async with gateway_over(behaviour) as (gateway, (replica,)):
+        headers = {"x-longleaf-details": "true"} if details else {}
+        status, body, _ = await gateway.raw(chat(stream=True), headers=headers)
+        before, _, after = b"".join(pieces).partition(DONE)
+        assert status == 200
+        assert body.startswith(before)
+        assert body.endswith(DONE + after)
+        assert b'"error"' not in body
+        assert replica.aborted.empty()
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("before", [b"", event("y")])
+async def test_a_stream_that_ends_with_its_own_error_gets_no_second_one(
+    cut: bool, before: bytes
+) -> None:
+    failure = b'data: {"error": {"message": "out of memory", "code": 500}}\r\n\r\n'
+
+    async def behaviour(request: Received) -> None:
+        await request.start_stream()
+        await request.chunk(event())
+        await request.chunk(before + failure)
+        if not cut:
+            await request.end_stream()
+
+    async with gateway_over(behaviour) as (gateway, _):
+        status, body, _ = await gateway.raw(chat(stream=True))
+        assert (status, body) == (200, event() + before + failure)
+
+
+async def test_a_stream_that_is_answered_whole_is_502() -> None:
+    async def behaviour(request: Received) -> None:
+        await request.replay("chat")
+
+    async with gateway_over(behaviour) as (gateway, _):
+        status, body, _ = await gateway.answer(chat(stream=True))
+        assert (status, body["error"]["code"]) == (502, "bad_upstream_answer")
+
+
 async def test_unknown_fields_are_forwarded_untouched() -> None:
     text = (
         b' {"model":"tiny",  "messages":[{"role":"user","content":"\\u00e9 \\n"}], '

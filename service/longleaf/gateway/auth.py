@@ -50,15 +50,18 @@ class KeyRing:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"api_key_file {path}: {error}") from error
-        keys = {}
+        keys: dict[bytes, ApiKey] = {}
+        lines: dict[bytes, int] = {}
         for number, raw in enumerate(text.splitlines(), 1):
             line = raw.strip()
             if line and not line.startswith("#"):
                 try:
                     digest, key = _parse(line)
+                    if digest in lines:
+                        raise ValueError(f"the key of line {lines[digest]} again")
                 except ValueError as error:
                     raise ValueError(f"api_key_file {path}, line {number}: {error}") from None
-                keys[digest] = key
+                keys[digest], lines[digest] = key, number
         if not keys:
             raise ValueError(f"api_key_file {path} holds no key")
         return cls(keys)

@@ -137,8 +137,9 @@ class GatewayConfig(BaseSettings):
     """Bodies that may wait, together."""
     queue_timeout: Seconds = 30.0
     """Longest wait for room."""
-    aging_interval: Seconds = 10.0
-    """Waiting time that counts as much as one step of priority."""
+    aging_interval: Seconds = 2.0
+    """Waiting time that counts as much as one step of priority: 15 steps within ``queue_timeout``,
+    so that only keys below that starve."""
     max_prefill_tokens: Annotated[int, Field(ge=1)] = 65_536
     """Prompt tokens in flight at most on one replica (a longer prompt runs alone among long ones).
     """

@@ -36,6 +36,12 @@ class TokenBucket:
         """Take ``amount``; the level may go below zero. A negative amount goes back in."""
         self._level = min(self._level - amount, float(self.limit))
 
+    def change(self, limit: int, now: float) -> None:
+        """From now on ``limit`` a minute; what was taken stays taken."""
+        self._refill(now)
+        self.limit = limit
+        self._level = min(self._level, float(limit))
+
     def _refill(self, now: float) -> None:
         gained = (now - self._at) * self.limit / _MINUTE
         self._level = min(self._level + gained, float(self.limit))
@@ -99,8 +105,10 @@ class KeyLimits:
 
     def _bucket(self, key: ApiKey, what: str, limit: int, now: float) -> TokenBucket:
         bucket = self._buckets.get((key.id, what))
-        if bucket is None or bucket.limit != limit:
+        if bucket is None:
             bucket = self._buckets[key.id, what] = TokenBucket(limit, now)
+        elif bucket.limit != limit:
+            bucket.change(limit, now)
         return bucket
 
 

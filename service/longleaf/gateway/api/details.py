@@ -75,9 +75,11 @@ def with_field(body: bytes, field: Mapping[str, Any]) -> bytes:
 
 def with_chunk(piece: bytes, first: bytes, field: Mapping[str, Any]) -> bytes:
     """The last piece of a stream with one more chunk, like those of its ``first`` piece, before
-    its ``[DONE]``.
+    its ``[DONE]``; unchanged without one.
     """
     before, done, after = piece.rpartition(_DONE)
+    if not done:
+        return piece
     chunk = {**_identity(first), "choices": [], "longleaf": field}
     return before + b"data: " + json.dumps(chunk).encode() + b"\n\n" + done + after
 

@@ -289,7 +289,7 @@ class RelayResponse(Response):
         body = head.first
         if self._call.details:
             body = with_field(body, details(self._call.record, numbers))
-        if self._committed:  # a replica that answers a stream's request with a whole answer
+        if self._call.prompt.inspection.stream:
             raise errors.bad_upstream_answer("The replica gave no stream.")
         self._committed = True
         length = (b"content-length", b"%d" % len(body))

@@ -12,6 +12,8 @@ from longleaf.gateway.admission.intake import Ticket
 
 _EVENT_ENDS = re.compile(rb"(?<=\n\n)|(?<=\r\n\r\n)")
 _TOLD = b'"prompt_tokens"'
+_IDENTITY = frozenset({"id", "object", "created", "model", "system_fingerprint", "choices"})
+"""What a chunk that tells nothing has."""
 
 
 class StreamUsage:
@@ -26,7 +28,7 @@ class StreamUsage:
         self._events += piece.count(b"\n\n") + piece.count(b"\r\n\r\n")
         if not self._hidden or _TOLD not in piece:
             return piece
-        return b"".join(event for event in _EVENT_ENDS.split(piece) if not _is_usage(event))
+        return b"".join(_without_usage(event) for event in _EVENT_ENDS.split(piece))
 
     def estimate(self, commit_len: float | None) -> int:
         """Completion tokens of a stream that ended before its usage: a step is an event."""
@@ -60,14 +62,19 @@ def taken_unseen(ticket: Ticket, stream: bool, seconds: float) -> int:
     return taken_at_most(ticket, demand.sequences * math.ceil(decode / token_seconds))
 
 
-def _is_usage(event: bytes) -> bool:
-    """Whether an event is a chunk without choices that tells the usage, and nothing else."""
-    if not event.startswith(b"data:"):
-        return False
+def _without_usage(event: bytes) -> bytes:
+    """An event but for the usage that a chunk without choices tells: nothing, where that is all."""
+    before, data, text = (b"\n" + event).partition(b"\ndata:")
+    line, end, after = text.partition(b"\n")
     try:
-        chunk = json.loads(event[5:])
+        chunk = json.loads(line)
     except (ValueError, RecursionError):
-        return False
-    if not isinstance(chunk, dict) or chunk.get("choices") or "sglext" in chunk:
-        return False
-    return isinstance(chunk.get("usage"), dict)
+        return event
+    if not isinstance(chunk, dict) or chunk.get("choices"):
+        return event
+    if not isinstance(chunk.pop("usage", None), dict):
+        return event
+    if chunk.keys() <= _IDENTITY:
+        return b""
+    kept = json.dumps(chunk, ensure_ascii=False, separators=(",", ":")).encode()
+    return (before + data + b" " + kept + end + after)[1:]

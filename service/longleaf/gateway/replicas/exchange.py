@@ -46,6 +46,7 @@ class Exchange:
         self._idle: asyncio.TimerHandle | None = None
         self._hung: ReplicaError | None = None
         self._held = b""
+        self._latest = b""
         self._asked = 0.0
         self._started = False
         self._sent = False
@@ -54,7 +55,7 @@ class Exchange:
 
     @property
     def done(self) -> bool:
-        """Whether the latest piece ended with ``[DONE]``."""
+        """Whether a piece has ended with ``[DONE]``."""
         return self._done
 
     @property
@@ -126,6 +127,7 @@ class Exchange:
         if found is not None:  # nothing of ours runs there
             self._sent = self._complete = False
         elif streaming:
+            self._latest = first
             self._watch_silence()
         return Head(connection.status, connection.headers, first, streaming, found)
 
@@ -141,7 +143,7 @@ class Exchange:
             try:
                 chunk = await self._connection.read()
             except ReplicaError:
-                if not self._done:
+                if not self._said_its_end():
                     raise
                 chunk = b""
             if not chunk:
@@ -149,6 +151,7 @@ class Exchange:
             piece = self._whole_events(chunk)
             if piece:
                 self._replica.alive_at = self._asked
+                self._latest = piece
                 return piece
 
     def _watch_silence(self) -> None:
@@ -195,16 +198,26 @@ class Exchange:
             if not end and len(data) > _MAX_HELD_BYTES:
                 end = len(data)
             data, self._held = data[:end], data[end:]
-        if data:
-            self._done = data.endswith(_DONE)
+        if data.endswith(_DONE):
+            self._done = True
         return data
 
     def _last_piece(self) -> bytes | None:
         rest, self._held = self._held, b""
-        if self._done or rest.strip() == b"data: [DONE]":
+        if self._said_its_end() or rest.strip() == b"data: [DONE]":
             self._done = self._complete = True
             return rest or None
         raise ReplicaError("ended_early", f"{self._replica.url} ended a stream without [DONE]")
+
+    def _said_its_end(self) -> bool:
+        """Whether ``[DONE]`` has come, or an error of the replica's own as its last event: a client
+        needs to be told no other.
+        """
+        if self._done:
+            return True
+        events = b"\n" + self._latest.replace(b"\r\n", b"\n").rstrip()
+        last = events.rpartition(b"\n\n")[2]
+        return b"\ndata: [DONE]\n" in events + b"\n" or _stream_error(last) is not None
 
 
 def _has_data(events: bytes) -> bool:
