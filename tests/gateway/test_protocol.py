@@ -344,6 +344,30 @@ async def test_a_client_that_closed_its_sending_side_gets_its_answer(stream: boo
         writer.close()
 
 
+@pytest.mark.parametrize("quick", [True, False])
+async def test_http_1_0_and_no_more_input_is_answered_if_it_is_quick(quick: bool) -> None:
+    """Whether such a client has left cannot be tested: it is not waited for for long."""
+
+    async def behaviour(request: Received) -> None:
+        if quick:
+            await request.replay("chat")
+        else:
+            await request.until_gone()
+
+    async with gateway_over(behaviour) as (gateway, (replica,)):
+        reader, writer = await connect(gateway)
+        writer.write(wire(chat(), version="1.0"))
+        writer.write_eof()
+        answer = await rest(reader)
+        if quick:
+            assert answer.endswith(captured_body("chat"))
+        else:
+            assert answer == b""
+            async with asyncio.timeout(LIMIT):
+                await replica.aborted.get()
+        writer.close()
+
+
 async def test_a_client_that_reads_nothing_is_let_go() -> None:
     async def behaviour(request: Received) -> None:
         await request.start_stream()

@@ -193,16 +193,31 @@ def test_keys_routing_and_further_replicas_reach_the_gateway(tmp_path: Path) -> 
         asked = urllib.request.Request(
             gateway + "/v1/models", headers={"authorization": "Bearer secret"}
         )
-        served: set[str] = set()
-        deadline = time.monotonic() + START_SECONDS
-        while served != {"first", "second"}:
-            assert time.monotonic() < deadline, served
-            with urllib.request.urlopen(asked, timeout=10) as answer:
-                served = {card["id"] for card in json.loads(answer.read())["data"]}
-            time.sleep(0.05)
+        with urllib.request.urlopen(asked, timeout=10) as answer:
+            served = {card["id"] for card in json.loads(answer.read())["data"]}
+        assert served == {"first", "second"}  # as soon as it says that it is ready
         command = Path(f"/proc/{part(serve.process.pid, 'gateway')}/cmdline").read_text()
         assert "--routing\0round_robin\0" in command
         assert serve.interrupt() == 0
+
+
+def test_a_replica_that_is_not_there_is_told() -> None:
+    (port,) = free_ports(1)
+    ports = [str(one) for one in free_ports(3)]
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "longleaf", "serve", "--start-seconds", "15"),
+            *("--port", ports[0], "--metrics-port", ports[1], "--engine-port", ports[2]),
+            *("--replica", f"http://127.0.0.1:{port}"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert re.search(r"^Error: [01] of 2 replicas ready after 15 s", ended.stderr, re.MULTILINE)
+    assert "ready after" not in ended.stdout
 
 
 def test_a_part_that_dies_stops_the_other_and_is_reported() -> None:

@@ -38,6 +38,8 @@ class ServeConfig:
     gateway_args: tuple[str, ...] = ()
     keys: bool = False
     """Whether requests need an API key."""
+    replicas: int = 1
+    """Behind the gateway, the engine among them."""
 
     @property
     def gateway_url(self) -> str:
@@ -93,7 +95,8 @@ def ready_line(config: ServeConfig, model: str, seconds: float) -> str:
 async def _wait_ready(
     config: ServeConfig, gateway: ReplicaClient, engine: ReplicaClient, children: list[Child]
 ) -> str:
-    """Wait until the gateway has a ready replica; returns the served model's name."""
+    """Wait until all replicas are ready; returns the name of the model that the engine serves."""
+    found = 0
     deadline = time.monotonic() + config.start_seconds
     while True:
         for child in children:
@@ -102,13 +105,15 @@ async def _wait_ready(
                     f"the {child.name} ended with status {child.process.returncode} while starting"
                 )
         with contextlib.suppress(ReplicaError):
-            status, _ = await gateway.fetch("GET", "/readyz", _ASK_SECONDS)
-            if status == 200:
+            live = await gateway.fetch_json("GET", "/livez", _ASK_SECONDS)
+            found = live["ready_replicas"]
+            if found >= config.replicas:
                 models = await engine.fetch_json("GET", "/v1/models", _ASK_SECONDS)
                 return str(models["data"][0]["id"])
         if time.monotonic() > deadline:
             raise click.ClickException(
-                f"not ready after {config.start_seconds:.0f} s (--start-seconds)"
+                f"{found} of {config.replicas} replicas ready after {config.start_seconds:.0f} s "
+                "(--start-seconds)"
             )
         await asyncio.sleep(0.1)
 
@@ -263,5 +268,6 @@ def serve_command(
         engine_args,
         tuple(gateway_args),
         api_key_file is not None,
+        1 + len(replicas),
     )
     ctx.exit(asyncio.run(serve(config)))

@@ -157,14 +157,15 @@ class HttpProtocol(asyncio.Protocol):
         running = self._current
         if running is None or running.body is Body.COMING or self._is_tls:
             return False
-        if running.scope["http_version"] == "1.0":
-            return False
         if self._input is Input.OPEN:
             self._input = Input.ENDED
             self._deadline.disarm()
             last = self._pipeline[-1] if self._pipeline else running
             last.keep_alive = False
-        self._probes.start()
+        if running.scope["http_version"] == "1.0":  # no probe is safe: what is quick is answered
+            self._deadline.arm(_LINGER_SECONDS, self._close)
+        else:
+            self._probes.start()
         return True
 
     def pause_writing(self) -> None:
