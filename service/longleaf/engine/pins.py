@@ -41,6 +41,7 @@ SOURCES: Mapping[str, str] = {
     "sglang.srt.entrypoints.v1_loads": (
         "528deeb3210d8ea9039b9e20fbeff28d326d8efe49d16c55ef662e8091c22bd2"
     ),
+    "sglang.srt.environ": ("85f728eef50c73d660a8466f91c774adfb6d5abdca268c0ed02ff97c44ccac80"),
     "sglang.srt.layers.attention.attention_registry": (
         "b8174416b2f4a97724f6f28e375700992c23879a06b9822b33375eb2c0ac8b70"
     ),
