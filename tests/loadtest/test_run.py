@@ -28,7 +28,7 @@ rate = 6.0
 [[phase]]
 name = "flood"
 seconds = 3
-rate = 40.0
+rate = 160.0
 [prompts]
 length = "log_uniform 100 3k"
 longest = "8k"
