@@ -17,7 +17,9 @@ int longleaf_compact_kv(const longleaf_compact_kv_args* args, void* stream) {
   longleaf::CompactParams params{};
   for (int i = 0; i < args->pool_count; ++i) {
     params.pools[i] = static_cast<char*>(args->pools[i]);
-    if (!params.pools[i] || reinterpret_cast<uintptr_t>(params.pools[i]) % 16 != 0) return LONGLEAF_BAD_ARGUMENT;
+    if (!params.pools[i] || reinterpret_cast<uintptr_t>(params.pools[i]) % 16 != 0) {
+      return LONGLEAF_BAD_ARGUMENT;
+    }
   }
   params.row_stride = args->row_stride;
   params.row_vectors = args->row_bytes / 16;

@@ -117,8 +117,9 @@ int longleaf_build_tree(const longleaf_build_tree_args* args, void* stream) {
 }
 
 int longleaf_expand_tree(const longleaf_expand_tree_args* args, void* stream) {
-  if (!args || args->batch < 0 || args->batch > kMaxBatch || args->depth <= 0 || args->depth > longleaf::kMaxTreeDepth ||
-      args->width <= 0 || args->budget < 0 || args->budget > longleaf::kMaxBudget) {
+  if (!args || args->batch < 0 || args->batch > kMaxBatch || args->depth <= 0 ||
+      args->depth > longleaf::kMaxTreeDepth || args->width <= 0 || args->budget < 0 ||
+      args->budget > longleaf::kMaxBudget) {
     return LONGLEAF_BAD_ARGUMENT;
   }
   if (args->batch == 0) return LONGLEAF_OK;

@@ -101,6 +101,11 @@ cudaError_t dispatch(int row_groups, const VerifyMlaParams& params, cudaStream_t
 
 bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
+// Scores are in the base of exp2. A bf16 cache has no scale of its own: valid() takes 1 alone.
+float logit_scale(const longleaf_verify_mla_args& a) {
+  return a.softmax_scale * 1.4426950408889634f * a.kv_scale;
+}
+
 bool valid(const longleaf_verify_mla_args& a) {
   const bool pointers = a.q && a.kv_pool && a.kv_indptr && a.kv_indices && a.tree_kv && a.out &&
                         a.workspace && (a.page_size == 1 || a.page_indptr) && aligned(a.q) &&
@@ -117,7 +122,7 @@ bool valid(const longleaf_verify_mla_args& a) {
          (a.page_size == 1 || a.page_size == 64) && a.row_groups >= 0 &&
          a.row_groups <= kMaxRowGroups && a.gang >= 0 && a.min_tiles >= 0 && a.softmax_scale > 0 &&
          std::isfinite(a.softmax_scale) && a.kv_scale > 0 && std::isfinite(a.kv_scale) &&
-         (a.e4m3 || a.kv_scale == 1.f) && std::isfinite(a.softmax_scale * a.kv_scale * 1.4426950408889634f);
+         (a.e4m3 || a.kv_scale == 1.f) && std::isfinite(logit_scale(a));
 }
 
 }  // namespace
@@ -176,7 +181,7 @@ int longleaf_verify_mla(const longleaf_verify_mla_args* args, void* stream) {
   p.rounds = split.rounds;
   p.min_tiles = args->min_tiles ? args->min_tiles : kDefaultMinTiles;
   p.value_scale = args->e4m3 ? args->kv_scale : 1.f;
-  p.logit_scale = args->softmax_scale * 1.4426950408889634f * p.value_scale;
+  p.logit_scale = logit_scale(*args);
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
   return args->e4m3 ? dispatch<E4m3Cache>(split.row_groups, p, cuda_stream)
                     : dispatch<Bf16Cache>(split.row_groups, p, cuda_stream);
