@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from longleaf.probes.lengths import Contexts, label, usual
 from longleaf.probes.texts import TEXTS
 from tests.probes.faulty_engine import FAULTS
 from tests.probes.interrupt import interrupted
+from tests.serve.test_serve import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 120.0
@@ -241,12 +243,17 @@ class Watch:
 
 
 @contextlib.contextmanager
-def watching(url: str) -> Iterator[Watch]:
+def watching(url: str, *options: str, **environment: str) -> Iterator[Watch]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "longleaf", "probe", "watch", "--url", url, "--every", "0.5"]
     small = ("--contexts", "160", "--max-tokens", "16", "--repeats", "1", "--port", str(port))
-    with subprocess.Popen([*command, *small], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [*command, *small, *options],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    ) as process:
         try:
             yield Watch(process)
         finally:
@@ -268,3 +275,35 @@ def test_a_watch_publishes_each_run_and_forgets_the_one_before() -> None:
             assert "longleaf_probe_commit_len{" not in found
             watch.process.terminate()
             assert watch.process.wait(timeout=30) == 0
+
+
+def test_a_watch_waits_for_a_server_that_starts_and_shows_it_the_key(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("a-secret\n")
+    ports = [str(port) for port in free_ports(3)]
+    url = f"http://127.0.0.1:{ports[0]}"
+    command = [
+        *(sys.executable, "-m", "longleaf", "serve", "--port", ports[0]),
+        *("--metrics-port", ports[1], "--engine-port", ports[2], "--api-key-file", str(keys)),
+    ]
+    waits = ("--start-seconds", str(START_SECONDS))
+    with watching(url, *waits, LONGLEAF_PROBE_API_KEY="a-secret") as watch:
+        found = watch.until(lambda text: "longleaf_probe_max_age_seconds" in text)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                found = watch.until(lambda text: "longleaf_probe_passed{" in text)
+                assert 'longleaf_probe_passed{probe="commit",verdict="text"} 1.0' in found
+                age = 2 * 0.5 + START_SECONDS + 1800
+                assert f'longleaf_probe_max_age_seconds{{probe="commit"}} {age}' in found
+                run = probe(url, *SMALL, "--api-key", "another")
+                assert "status 401: give the key (--api-key)" in run.communicate(timeout=60)[1]
+                assert run.returncode == 1
+            finally:
+                process.send_signal(signal.SIGINT)
+                process.wait(timeout=90)
+
+
+def test_a_watch_that_waited_in_vain_says_so() -> None:
+    with watching("http://127.0.0.1:1", "--start-seconds", "0.2") as watch:
+        found = watch.until(lambda text: "longleaf_probe_passed{" in text)
+        assert 'longleaf_probe_passed{probe="commit",verdict="unknown"} 0.0' in found

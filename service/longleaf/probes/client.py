@@ -61,12 +61,22 @@ class Server:
         return f"longer than the server's {self.limit} tokens, answer included"
 
 
+def session(timeout: float, api_key: str | None) -> aiohttp.ClientSession:
+    """Requests of ``timeout`` seconds each at most, with the key that the server demands."""
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout), headers=headers)
+
+
 async def find_server(http: aiohttp.ClientSession, url: str) -> Server:
     """What is at ``url``; ``ProbeError`` if it is no OpenAI server."""
     where = f"{url}/v1/models"
     try:
         async with asyncio.timeout(_FIRST_SECONDS):
             async with http.get(where) as answer:
+                if answer.status in (401, 403):
+                    raise ProbeError(
+                        f"{where}: status {answer.status}: give the key (--api-key), or another"
+                    )
                 card = (await answer.json())["data"][0]
                 model, limit = str(card["id"]), card.get("max_model_len")
             async with http.get(f"{url}/generate") as answer:

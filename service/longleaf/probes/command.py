@@ -12,6 +12,7 @@ from longleaf.probes.commit import CommitPlan, CommitRun, measure
 from longleaf.probes.conduct import OutFile, conduct, finish
 from longleaf.probes.gpu import GpuPlan, GpuRun
 from longleaf.probes.gpu import measure as measure_gpu
+from longleaf.probes.key import api_key_option
 from longleaf.probes.lengths import CONTEXTS_HELP, Contexts
 from longleaf.probes.line import CARDS
 from longleaf.probes.progress import Progress
@@ -69,6 +70,7 @@ probe_command.add_command(watch_command)
     help="JSON of a good run: what --textfile says is expected.",
 )
 @click.option("--textfile", type=OutFile(), help="Write metrics for Prometheus there.")
+@api_key_option
 @outputs
 @click.pass_context
 def commit_command(
@@ -83,6 +85,7 @@ def commit_command(
     timeout: float,
     baseline: Expected | None,
     textfile: Path | None,
+    api_key: str | None,
     json_file: Path | None,
     html_file: Path | None,
 ) -> None:
@@ -108,6 +111,7 @@ def commit_command(
         temperature,
         timeout,
         metrics_required=metrics_url is not None,
+        api_key=api_key,
     )
     run = CommitRun(plan)
     ending = conduct(measure(run, Progress(sys.stderr)))
@@ -142,6 +146,7 @@ def commit_command(
 )
 @click.option("--max-ratio", type=_POSITIVE, help="Fail where context costs more, in floors.")
 @timeout_option
+@api_key_option
 @outputs
 @click.pass_context
 def step_command(
@@ -157,6 +162,7 @@ def step_command(
     peak_bytes_per_second: float | None,
     max_ratio: float | None,
     timeout: float,
+    api_key: str | None,
     json_file: Path | None,
     html_file: Path | None,
 ) -> None:
@@ -184,6 +190,7 @@ def step_command(
         max_ratio,
         timeout,
         metrics_required=metrics_url is not None,
+        api_key=api_key,
     )
     run = StepRun(plan)
     ending = conduct(measure_steps(run, Progress(sys.stderr)))
@@ -222,6 +229,7 @@ def step_command(
     help="Seconds between samples.",
 )
 @click.option("--max-tokens", default=256, show_default=True, type=click.IntRange(2))
+@api_key_option
 @outputs
 @click.pass_context
 def gpu_command(
@@ -233,6 +241,7 @@ def gpu_command(
     settle: float,
     interval: float,
     max_tokens: int,
+    api_key: str | None,
     json_file: Path | None,
     html_file: Path | None,
 ) -> None:
@@ -244,7 +253,9 @@ def gpu_command(
     """
     base = url.rstrip("/")
     context = None if contexts is None else contexts[-1]
-    plan = GpuPlan(base, gpu_metrics_url, context, seconds, settle, interval, max_tokens)
+    plan = GpuPlan(
+        base, gpu_metrics_url, context, seconds, settle, interval, max_tokens, api_key=api_key
+    )
     run = GpuRun(plan)
     ending = conduct(measure_gpu(run, Progress(sys.stderr)))
     finish(ctx, run, ending, json_file, html_file)

@@ -12,7 +12,7 @@ from longleaf.metrics import ProbeMetrics, context_bucket
 from longleaf.probes.accounting import Totals
 from longleaf.probes.baseline import Expected
 from longleaf.probes.chart import Point, page
-from longleaf.probes.client import Answer, ProbeError, Server, complete, find_server
+from longleaf.probes.client import Answer, ProbeError, Server, complete, find_server, session
 from longleaf.probes.exposition import engine_metrics
 from longleaf.probes.judge import Cell, Judgement, judge
 from longleaf.probes.lengths import label, usual
@@ -41,6 +41,7 @@ class CommitPlan:
     temperature: float = 0.0
     timeout: float = 1800.0
     metrics_required: bool = False
+    api_key: str | None = None
 
 
 @dataclass(slots=True)
@@ -142,8 +143,7 @@ class CommitRun:
 async def measure(run: CommitRun, progress: Progress) -> None:
     """Fill ``run`` cell by cell. What is there when it is cancelled stays."""
     plan = run.plan
-    timeout = aiohttp.ClientTimeout(total=plan.timeout)
-    async with aiohttp.ClientSession(timeout=timeout) as http:
+    async with session(plan.timeout, plan.api_key) as http:
         server = await find_server(http, plan.url)
         before = await engine_metrics(http, plan.metrics_url, required=plan.metrics_required)
         contexts = plan.contexts or usual(server.room(plan.max_tokens))

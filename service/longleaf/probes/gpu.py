@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 
 from longleaf.probes.chart import bars
-from longleaf.probes.client import ProbeError, Server, complete, find_server
+from longleaf.probes.client import ProbeError, Server, complete, find_server, session
 from longleaf.probes.exposition import gpu_figures
 from longleaf.probes.lengths import label
 from longleaf.probes.progress import Progress
@@ -40,6 +40,7 @@ class GpuPlan:
     interval: float = 0.5
     max_tokens: int = 256
     timeout: float = 1800.0
+    api_key: str | None = None
 
 
 @dataclass(slots=True)
@@ -217,7 +218,7 @@ async def measure(run: GpuRun, progress: Progress) -> None:
     """Fill ``run`` phase by phase. What is there when it is cancelled stays."""
     plan = run.plan
     progress.expect(len(PHASES))
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=plan.timeout)) as http:
+    async with session(plan.timeout, plan.api_key) as http:
         server = await find_server(http, plan.url)
         await gpu_figures(http, plan.exporter)
         room = server.room(plan.max_tokens)

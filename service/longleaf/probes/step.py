@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 
 from longleaf.probes.chart import Point, page
-from longleaf.probes.client import Answer, ProbeError, Server, complete, find_server
+from longleaf.probes.client import Answer, ProbeError, Server, complete, find_server, session
 from longleaf.probes.exposition import engine_metrics
 from longleaf.probes.lengths import label, usual
 from longleaf.probes.line import Line, StepCell, fit
@@ -42,6 +42,7 @@ class StepPlan:
     max_ratio: float | None = None
     timeout: float = 1800.0
     metrics_required: bool = False
+    api_key: str | None = None
 
 
 @dataclass(slots=True)
@@ -222,8 +223,7 @@ class StepRun:
 async def measure(run: StepRun, progress: Progress) -> None:
     """Fill ``run``, one engine after the other. What is there when it is cancelled stays."""
     plan = run.plan
-    timeout = aiohttp.ClientTimeout(total=plan.timeout)
-    async with aiohttp.ClientSession(timeout=timeout) as http:
+    async with session(plan.timeout, plan.api_key) as http:
         servers = [await find_server(http, url) for url in plan.urls]
         rooms = [room for one in servers if (room := one.room(plan.max_tokens)) is not None]
         contexts = plan.contexts or usual(min(rooms, default=None))

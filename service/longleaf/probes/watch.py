@@ -11,10 +11,14 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from longleaf.metrics import ProbeMetrics
 from longleaf.probes.baseline import Baseline, Expected
-from longleaf.probes.client import ProbeError
+from longleaf.probes.client import ProbeError, find_server, session
 from longleaf.probes.commit import CommitPlan, CommitRun, measure
+from longleaf.probes.key import api_key_option
 from longleaf.probes.lengths import CONTEXTS_HELP, Contexts
 from longleaf.probes.progress import Progress
+
+_PAUSE = 2.0
+"""Seconds until a server that did not answer is asked again."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +46,13 @@ logger = logging.getLogger(__name__)
     help="Seconds for one answer.",
 )
 @click.option(
+    "--start-seconds",
+    default=0.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="Seconds that a run waits for a server that does not answer yet.",
+)
+@click.option(
     "--baseline",
     type=Baseline(),
     help="JSON of a good run of probe commit: what is expected.",
@@ -50,6 +61,7 @@ logger = logging.getLogger(__name__)
 @click.option(
     "--port", default=9401, show_default=True, type=click.IntRange(1, 65_535), help="Its port."
 )
+@api_key_option
 def watch_command(
     url: str,
     metrics_url: str | None,
@@ -58,9 +70,11 @@ def watch_command(
     max_tokens: int,
     every: float,
     timeout: float,
+    start_seconds: float,
     baseline: Expected | None,
     host: str,
     port: int,
+    api_key: str | None,
 ) -> None:
     """Run probe commit again and again, and serve what it found to Prometheus.
 
@@ -75,37 +89,54 @@ def watch_command(
         max_tokens=max_tokens,
         timeout=timeout,
         metrics_required=metrics_url is not None,
+        api_key=api_key,
     )
     try:
-        watch(plan, baseline or {}, every, host, port)
+        watch(plan, baseline or {}, every, host, port, start_seconds)
     except OSError as error:
         raise click.ClickException(f"--host {host} --port {port}: {error.strerror}") from error
 
 
-def watch(plan: CommitPlan, expected: Expected, every: float, host: str, port: int) -> None:
-    """Run ``plan`` every so many seconds until SIGINT or SIGTERM. ``OSError`` for a port in use."""
+def watch(
+    plan: CommitPlan,
+    expected: Expected,
+    every: float,
+    host: str,
+    port: int,
+    start_seconds: float = 0.0,
+) -> None:
+    """Run ``plan`` every so many seconds until SIGINT or SIGTERM. ``OSError`` for a port in use.
+
+    A run waits ``start_seconds`` for the server, and publishes nothing until then.
+    """
     logging.basicConfig(level="INFO", format="%(asctime)s %(message)s")
     registry = CollectorRegistry()
     metrics = ProbeMetrics(registry)
-    metrics.max_age.labels("commit").set(2 * every + plan.timeout)
+    metrics.max_age.labels("commit").set(2 * every + start_seconds + plan.timeout)
     metrics.timestamp.labels("commit").set_to_current_time()
     server, thread = start_http_server(port, host, registry)
     click.echo(f"http://{host}:{port}/metrics")
     try:
-        asyncio.run(_watch(plan, expected, every, metrics))
+        asyncio.run(_watch(plan, expected, every, metrics, start_seconds))
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
 
 
-async def _watch(plan: CommitPlan, expected: Expected, every: float, metrics: ProbeMetrics) -> None:
+async def _watch(
+    plan: CommitPlan,
+    expected: Expected,
+    every: float,
+    metrics: ProbeMetrics,
+    start_seconds: float,
+) -> None:
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     while not stop.is_set():
         began = loop.time()
-        running = asyncio.create_task(_once(plan, expected, metrics))
+        running = asyncio.create_task(_once(plan, expected, metrics, start_seconds))
         stopped = asyncio.create_task(stop.wait())
         await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
         running.cancel()
@@ -116,10 +147,13 @@ async def _watch(plan: CommitPlan, expected: Expected, every: float, metrics: Pr
         stopped.cancel()
 
 
-async def _once(plan: CommitPlan, expected: Expected, metrics: ProbeMetrics) -> None:
+async def _once(
+    plan: CommitPlan, expected: Expected, metrics: ProbeMetrics, start_seconds: float = 0.0
+) -> None:
     """One run. Whatever ends it, what is published is what this run knows."""
     run = CommitRun(plan)
     try:
+        await _wait(plan, start_seconds)
         await measure(run, Progress(io.StringIO()))
     except Exception as error:
         known = isinstance(error, ProbeError)
@@ -127,3 +161,19 @@ async def _once(plan: CommitPlan, expected: Expected, metrics: ProbeMetrics) -> 
         run = CommitRun(plan)
     run.publish(metrics, expected)
     logger.info("%s", run.words())
+
+
+async def _wait(plan: CommitPlan, seconds: float) -> None:
+    """Until the server answers; after so many seconds whoever asks it next is told why not."""
+    loop = asyncio.get_running_loop()
+    deadline, said = loop.time() + seconds, ""
+    async with session(plan.timeout, plan.api_key) as http:
+        while loop.time() < deadline:
+            try:
+                await find_server(http, plan.url)
+                return
+            except ProbeError as error:
+                if str(error) != said:
+                    logger.info("waiting: %s", error)
+                said = str(error)
+            await asyncio.sleep(min(_PAUSE, max(0.0, deadline - loop.time())))
