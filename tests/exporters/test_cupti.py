@@ -46,15 +46,25 @@ def test_without_a_driver_it_says_so() -> None:
 
 
 class FakeSampler:
-    def __init__(self, samples: Sequence[Sequence[float]]) -> None:
-        self._samples = samples
+    """Tells what it is given, an answer a call, and the last one again."""
+
+    def __init__(self, *answers: Sequence[Sequence[float]] | SourceError) -> None:
+        self._answers = list(answers)
         self.closed = 0
 
     def samples(self) -> Sequence[Sequence[float]]:
-        return self._samples
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, SourceError):
+            raise answer
+        return answer
 
     def close(self) -> None:
         self.closed += 1
+
+
+BUSY = [(10.0, 50.0, 20.0)]
+FIGURES = {"tensor_active_ratio": 0.1, "dram_active_ratio": 0.5, "sm_active_ratio": 0.2}
+UNKNOWN = SourceError("cuptiPmSamplingDecodeData: CUPTI_ERROR_UNKNOWN")
 
 
 def test_figures_are_means_over_the_intervals() -> None:
@@ -70,10 +80,41 @@ def test_figures_are_means_over_the_intervals() -> None:
 
 
 def test_a_gpu_that_counts_nothing_is_not_supported() -> None:
-    samplers = {"0": FakeSampler([(10.0, 50.0, 20.0)]), "1": FakeSampler([])}
-    source = CuptiPm(lambda: samplers)
+    samplers = {"0": FakeSampler(BUSY), "1": FakeSampler([])}
+    source = CuptiPm(lambda: samplers, wait=0.1)
     assert set(source.open().values()) == {"not counted"}
     assert source.sample()["0"]["tensor_active_ratio"] == 0.1
     assert source.sample()["1"] == {}
     source.close()
     assert [sampler.closed for sampler in samplers.values()] == [1, 1]
+
+
+def test_a_sample_waits_for_the_end_of_an_interval() -> None:
+    source = CuptiPm(lambda: {"0": FakeSampler([], [], BUSY), "1": FakeSampler(BUSY, [])}, wait=0.1)
+    assert set(source.open().values()) == {""}
+    assert source.sample() == {"0": FIGURES, "1": {}}
+
+
+def test_what_cannot_be_decoded_is_counted_anew(caplog: pytest.LogCaptureFixture) -> None:
+    made: list[FakeSampler] = []
+
+    def load() -> dict[str, FakeSampler]:
+        made.append(FakeSampler(BUSY, UNKNOWN))
+        return {"0": made[-1]}
+
+    source = CuptiPm(load)
+    source.open()
+    assert [source.sample() for _ in range(3)] == [{"0": FIGURES}] * 3
+    assert [sampler.closed for sampler in made] == [1, 1, 1, 0]
+    assert caplog.messages == [f"cupti_pm counts anew: {UNKNOWN}"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"), [(UNKNOWN, "CUPTI_ERROR_UNKNOWN"), ([], "nothing was counted in 0.1 s")]
+)
+def test_what_can_never_be_decoded_is_said(
+    answer: Sequence[Sequence[float]] | SourceError, why: str
+) -> None:
+    source = CuptiPm(lambda: {"0": FakeSampler(answer)}, wait=0.1)
+    with pytest.raises(SourceError, match=why):
+        source.open()

@@ -1,5 +1,6 @@
 """The GPU exporter, as a process of its own, beside loads whose figures are known."""
 
+import json
 import statistics
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from kernel_bench.sglang import SglangMissingError, find_sources
-from ops.gpu.known_loads import known_loads
+from longleaf.exporters.cupti import COUNTERS, CuptiPm
+from ops.gpu.known_loads import copy, known_loads, matmul
 from ops.gpu.truth import Seconds, observe
 from ops.gpu.truth_report import published
 from tests.exporters.signatures import FIGURES, SIGNATURES
@@ -33,3 +35,19 @@ def test_loads_have_their_signatures(tmp_path: Path) -> None:
         for name, (least, most) in zip(FIGURES, SIGNATURES[load.name], strict=True):
             assert least <= figures[name] <= most, (load.name, name, figures)
     assert memory["longleaf-verify-64k"] > 50 * memory["sglang-verify-64k"]
+
+
+def test_cupti_alone_tells_a_product_from_a_copy_in_every_sample(tmp_path: Path) -> None:
+    device = torch.device("cuda")
+    for load in (matmul(device), copy(device)):
+        recording = tmp_path / f"{load.name}.json"
+        seconds = Seconds(settle=0.3, alone=0.3, watched=2.0)
+        observe(load, recording, seconds, 0.25, "--source", CuptiPm.name)
+        (source,) = json.loads(recording.read_text())["sources"]
+        if "error" in source:
+            pytest.skip(source["error"])
+        figures = published(recording)
+        for name, (least, most) in zip(FIGURES, SIGNATURES[load.name], strict=True):
+            if name in COUNTERS:
+                assert len(figures[name]) == len(source["samples"]) > 4, source["samples"]
+                assert least <= statistics.median(figures[name]) <= most, (load.name, name)

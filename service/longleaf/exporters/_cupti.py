@@ -14,10 +14,15 @@ _LIBRARY = "libcupti.so.13"
 _BESIDE = ("libnvperf_host.so", "libnvperf_target.so")
 _PM_SAMPLING = 1
 _TIME_INTERVAL = 1
-_KEEP_LATEST = 1
-_INTERVAL_NANOSECONDS = 10_000_000
-_BUFFER_BYTES = 32 << 20
-_MOST_SAMPLES = 512
+_KEEP_OLDEST = 0
+"""Its other mode overwrites what is being decoded: decoding while it counted gave nothing at all,
+or CUPTI_ERROR_UNKNOWN, of an H200 that was busy.
+"""
+_INTERVAL_NANOSECONDS = 50_000_000
+"""Half of the exporter's shortest interval. To evaluate one such sample takes about 2 ms."""
+_MOST_SAMPLES = 1280
+"""A minute of them, the exporter's longest interval, and some."""
+_BUFFER_BYTES = _MOST_SAMPLES * (16 << 10)
 _COUNTER_DATA_FULL = 1
 
 _Struct = type[ctypes.Structure]
@@ -212,7 +217,7 @@ class DeviceSampler:
                 buffer=_BUFFER_BYTES,
                 interval=_INTERVAL_NANOSECONDS,
                 trigger=_TIME_INTERVAL,
-                append=_KEEP_LATEST,
+                append=_KEEP_OLDEST,
             ),
         )
         size = _DataSize(
@@ -226,21 +231,21 @@ class DeviceSampler:
         return _buffer(size.size)
 
     def samples(self) -> Sequence[Sequence[float]]:
-        """Values, in the order of the metrics, of each interval since the last call."""
+        """Values, in the order of the metrics, of each interval since the last call.
+        ``SourceError`` also where that was too long ago: from then on nothing is counted.
+        """
         data, size = _address(self._data), len(self._data)
-        found: list[Sequence[float]] = []
-        while True:
-            self._cupti.call(
-                "cuptiPmSamplingCounterDataImageInitialize",
-                _DataInitialize(sampler=self._sampler, size=size, data=data),
-            )
-            decode = _Decode(sampler=self._sampler, data=data, size=size)
-            self._cupti.call("cuptiPmSamplingDecodeData", decode)
-            info = _DataInfo(data=data, size=size)
-            self._cupti.call("cuptiPmSamplingGetCounterDataInfo", info)
-            found += [self._evaluate(index) for index in range(info.completed)]
-            if decode.stopped != _COUNTER_DATA_FULL:
-                return found
+        self._cupti.call(
+            "cuptiPmSamplingCounterDataImageInitialize",
+            _DataInitialize(sampler=self._sampler, size=size, data=data),
+        )
+        decode = _Decode(sampler=self._sampler, data=data, size=size)
+        self._cupti.call("cuptiPmSamplingDecodeData", decode)
+        if decode.overflow or decode.stopped == _COUNTER_DATA_FULL:
+            raise SourceError("CUPTI: not asked for so long that samples are lost")
+        info = _DataInfo(data=data, size=size)
+        self._cupti.call("cuptiPmSamplingGetCounterDataInfo", info)
+        return [self._evaluate(index) for index in range(info.completed)]
 
     def _evaluate(self, index: int) -> Sequence[float]:
         names = self._config.names

@@ -3,6 +3,7 @@
 Optional: needs CUPTI 13 and the right to read performance counters.
 """
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,10 @@ from typing import Protocol
 
 from longleaf.exporters._cupti import Cupti, DeviceSampler, count_devices, find_library
 from longleaf.exporters.source import LEAST_INTERVAL, Figures, SourceError
+
+logger = logging.getLogger(__name__)
+_WAIT = 1.0
+"""Seconds for which a sample waits for the end of a counting interval, far more than it lasts."""
 
 COUNTERS: Mapping[str, str] = {
     "tensor_active_ratio": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
@@ -59,18 +64,24 @@ def ratios(samples: Sequence[Sequence[float]]) -> dict[str, float]:
 
 
 class CuptiPm:
-    """Means of the intervals between two samples."""
+    """Means of the intervals between two samples.
+
+    What cannot be decoded is counted anew at once; ``SourceError`` if that fails too.
+    """
 
     name = "cupti_pm"
 
-    def __init__(self, load: Callable[[], Mapping[str, Sampler]] = open_samplers) -> None:
+    def __init__(
+        self, load: Callable[[], Mapping[str, Sampler]] = open_samplers, wait: float = _WAIT
+    ) -> None:
         self._load = load
+        self._wait = wait
         self._samplers: Mapping[str, Sampler] = {}
+        self._said = ""
 
     def open(self) -> Mapping[str, str]:
         """See ``Source``."""
         self._samplers = self._load()
-        time.sleep(LEAST_INTERVAL)
         found = self.sample()
         return {
             metric: "" if all(metric in figures for figures in found.values()) else "not counted"
@@ -83,7 +94,32 @@ class CuptiPm:
 
     def sample(self) -> Mapping[str, Figures]:
         """See ``Source``."""
-        return {gpu: ratios(sampler.samples()) for gpu, sampler in self._samplers.items()}
+        try:
+            return self._read()
+        except SourceError as error:
+            if str(error) != self._said:
+                logger.warning("%s counts anew: %s", self.name, error)
+            self._said = str(error)
+        self.close()
+        self._samplers = self._load()
+        return self._read()
+
+    def _read(self) -> Mapping[str, Figures]:
+        """Figures of each GPU, as soon as it has any; ``SourceError`` if none has."""
+        deadline = time.monotonic() + self._wait
+        found: dict[str, Figures] = {}
+        while True:
+            for gpu, sampler in self._samplers.items():
+                if not found.get(gpu):
+                    found[gpu] = ratios(sampler.samples())
+            if all(found.values()):
+                return found
+            if time.monotonic() > deadline:
+                break
+            time.sleep(LEAST_INTERVAL / 4)
+        if not any(found.values()):
+            raise SourceError(f"CUPTI: nothing was counted in {self._wait:g} s")
+        return found
 
     def close(self) -> None:
         """See ``Source``."""
