@@ -32,14 +32,27 @@ def published(recording: Path, gpu: str = "0") -> dict[str, list[float]]:
     return found
 
 
+def losses(recording: Path) -> dict[str, str]:
+    """Why a metric was told no more at the recording's end, by metric."""
+    found: dict[str, str] = {}
+    for source in load_recording(recording):
+        if source.samples and isinstance(last := source.samples[-1], str):
+            told = len(source.samples) - 1
+            found |= dict.fromkeys(source.open(), f"{last}, after {told} sample{'s' * (told != 1)}")
+    return found
+
+
 def rows_of(folder: Path, document: dict[str, Any]) -> Iterator[Row]:
     """A row for each figure of each load, and what watching cost."""
     for seen in document["observed"]:
         path = folder / seen["recording"]
         name = path.stem.replace("-", "_")
         figures = published(path)
+        lost = losses(path)
         for metric in SHARES:
-            if metric in figures:
+            if metric in lost:
+                yield Row(f"{name}_{metric}", None, "ratio", why=lost[metric])
+            elif metric in figures:
                 yield _row(f"{name}_{metric}", figures[metric], "ratio")
         if "power_watts" in figures:
             yield _row(f"{name}_power", figures["power_watts"], "W")
