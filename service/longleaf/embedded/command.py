@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from longleaf.embedded.arguments import ServerArguments, server_options
 from longleaf.embedded.config import ConfigError
 from longleaf.embedded.load import DEFAULT_MODELS, load_models
 from longleaf.embedded.options import EngineOptions, SpeculativeAlgorithm, SpeculativeOptions
@@ -15,9 +16,11 @@ _SWITCH_SECONDS = 0.001
 
 
 @click.command("embedded")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", default=30000, show_default=True, type=click.IntRange(1, 65535), help="Port."
+@server_options(
+    served_model_name=None,
+    context_length=None,
+    max_total_tokens=40_960,
+    chunked_prefill_size=512,
 )
 @click.option(
     "--model-path",
@@ -31,7 +34,6 @@ _SWITCH_SECONDS = 0.001
     default=DEFAULT_MODELS / "tiny-drafter",
     help="Checkpoint of the drafter (default: the tiny one of this package).",
 )
-@click.option("--served-model-name", default=None, help="Name in answers [the target's directory].")
 @click.option(
     "--speculative-algorithm",
     type=click.Choice([str(algorithm) for algorithm in SpeculativeAlgorithm]),
@@ -54,59 +56,21 @@ _SWITCH_SECONDS = 0.001
     show_default=True,
     help="Keep the most probable chain in every tree.",
 )
-@click.option("--context-length", type=int, default=None, help="Longest context [the model's].")
-@click.option("--max-total-tokens", default=40_960, show_default=True, help="Slots of the KV pool.")
-@click.option(
-    "--max-running-requests", default=8, show_default=True, help="Answers decoded together."
-)
-@click.option(
-    "--max-queued-requests", type=int, default=None, help="Waiting requests at most [no limit]."
-)
-@click.option(
-    "--chunked-prefill-size",
-    default=512,
-    show_default=True,
-    help="Prompt tokens computed between two decode steps.",
-)
-@click.option("--max-body-bytes", default=64 << 20, show_default=True, help="Largest request body.")
-@click.option(
-    "--drain-seconds",
-    default=60.0,
-    show_default=True,
-    help="How long running answers may take after SIGTERM.",
-)
 @click.option(
     "--show-draft-text",
     is_flag=True,
     help="Tell the text of draft trees at /longleaf/trees; it is users' text.",
 )
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="warning",
-    show_default=True,
-    help="How much the server logs.",
-)
 def embedded_command(
-    host: str,
-    port: int,
+    server: ServerArguments,
     model_path: Path,
     speculative_draft_model_path: Path,
-    served_model_name: str | None,
     speculative_algorithm: str,
     speculative_budget: int,
     speculative_topk: int,
     speculative_block: int | None,
     speculative_seed_chain: bool,
-    context_length: int | None,
-    max_total_tokens: int,
-    max_running_requests: int,
-    max_queued_requests: int | None,
-    chunked_prefill_size: int,
-    max_body_bytes: int,
-    drain_seconds: float,
     show_draft_text: bool,
-    log_level: str,
 ) -> None:
     """Serve the embedded engine: a numpy target and drafter with tree speculation, on this CPU."""
     from longleaf.embedded.server.run import serve_engine
@@ -117,12 +81,12 @@ def embedded_command(
         options = EngineOptions(
             target=model_path,
             drafter=speculative_draft_model_path,
-            served_model_name=served_model_name or model_path.name,
-            context_length=context_length,
-            max_total_tokens=max_total_tokens,
-            max_running_requests=max_running_requests,
-            max_queued_requests=max_queued_requests,
-            chunked_prefill_size=chunked_prefill_size,
+            served_model_name=server.served_model_name or model_path.name,
+            context_length=server.context_length,
+            max_total_tokens=server.max_total_tokens,
+            max_running_requests=server.max_running_requests,
+            max_queued_requests=server.max_queued_requests,
+            chunked_prefill_size=server.chunked_prefill_size,
             speculative=SpeculativeOptions(
                 algorithm=SpeculativeAlgorithm(speculative_algorithm),
                 budget=speculative_budget,
@@ -134,7 +98,11 @@ def embedded_command(
         loaded = load_models(options)
     except (ConfigError, WeightsError, OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    server = ServerOptions(
-        host, port, max_body_bytes, drain_seconds, show_draft_text=show_draft_text
+    surface = ServerOptions(
+        server.host,
+        server.port,
+        server.max_body_bytes,
+        server.drain_seconds,
+        show_draft_text=show_draft_text,
     )
-    serve_engine(loaded, options, server, log_level)
+    serve_engine(loaded, options, surface, server.log_level)
