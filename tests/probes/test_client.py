@@ -10,9 +10,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from longleaf.probes.client import ProbeError, Server, complete, find_server
+from longleaf.probes.client import ProbeError, Server, complete, find_server, steps_of
 from longleaf.probes.prompts import prompt_of
-from longleaf.probes.step import _steps
 
 pytestmark = pytest.mark.anyio
 
@@ -178,7 +177,7 @@ async def test_steps_that_nobody_tells_are_not_guessed(events: int) -> None:
     assert replayed.bodies[0]["return_spec_tokens_details"] is True
     assert (answer.steps, answer.events) == (0, events)
     if events == 8:
-        assert _steps(answer) == 7
+        assert steps_of(answer) == 7
     else:
         with pytest.raises(ProbeError, match="8 tokens came in 2 events and no steps are told"):
-            _steps(answer)
+            steps_of(answer)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from longleaf.probes.gpu import Gpu, GpuPlan, GpuRun, Phase
+from longleaf.probes.bounds import Gpu, Phase
+from longleaf.probes.gpu import GpuPlan, GpuRun
 from ops.observe.replay import replaying
 from tests.gateway.engine import running_engine
 from tests.probes.interrupt import interrupted
@@ -53,7 +54,9 @@ def test_what_fails_and_how_it_is_said() -> None:
         phase("decode", 0.03, 0.012, 0.998, 133.0),
     ]
     assert run.faults() == ["decode is latency-bound"]
-    assert "tensor pipes 3.0 %, memory 1.2 %, resident 99.8 %, power 133.0 W" in run.words()
+    waits = "too few blocks, launches, or waiting for other GPUs"
+    assert f"neither tensor pipes nor memory work: {waits} (GPU 0; tensor" in run.words()
+    assert "memory 1.2 %, SMs with work unknown, resident 99.8 %, power 133.0 W)" in run.words()
     run.phases[2] = phase("decode", 0.03, 0.7, 0.998, 300.0)
     assert run.faults() == []
     assert run.document()["passed"] is True
@@ -89,6 +92,49 @@ def test_the_words_name_each_gpu() -> None:
     assert "idle, no kernel is there most of the time (GPU 1, 2; of 1: tensor" in decode.words()
 
 
+@pytest.mark.parametrize(
+    ("tensor", "dram", "filled", "resident", "why"),
+    [
+        # Real SGLang on an H200, 61 layers and 16k: its Triton verify, this project's, its prefill.
+        (0.006, 0.003, 0.060, 0.997, "work: of the SMs 6% have work, so kernels have too few bloc"),
+        (
+            0.040,
+            0.053,
+            0.367,
+            1.000,
+            "work: of the SMs 37% have work, so kernels are short or smal",
+        ),
+        (
+            0.104,
+            0.014,
+            0.798,
+            0.967,
+            "work: of the SMs 80% have work, so it is their work that wai",
+        ),
+        (0.152, 0.038, 0.367, 0.547, "for a part of the time, and 45% of the time no kernel is th"),
+    ],
+)
+def test_what_it_waits_for(
+    tensor: float, dram: float, filled: float, resident: float, why: str
+) -> None:
+    found = gpu(tensor, dram, resident, 200.0)
+    found.samples["sm_active_ratio"] = [filled]
+    assert why in found.meaning()
+    assert f"SMs with work {filled:.1%}".replace("%", " %") in found.figures()
+
+
+def test_a_step_is_held_to_what_its_memory_would_take() -> None:
+    decode = phase("decode", 0.04, 0.0525, 1.0, 218.0)
+    assert "A step" not in decode.words()
+    decode.steps = [5.46e-3, 5.48e-3]
+    assert decode.words().endswith("A step takes 5.47 ms.")
+    decode.gpus["0"].samples["memory_peak_bytes_per_second"] = [4.814304e12]
+    assert decode.words().endswith(
+        "A step takes 5.47 ms; what it moves of device memory, 1.38 GB, takes 0.29 ms at the "
+        "card's peak."
+    )
+
+
 def test_a_run_beside_an_exporter(tmp_path: Path) -> None:
     exposition = tmp_path / "gpu.prom"
     exposition.write_text(
@@ -121,6 +167,9 @@ def test_a_run_beside_an_exporter(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     found = json.loads(path.read_text())
     assert [item["name"] for item in found["phases"]] == ["idle", "prefill", "decode"]
+    idle, prefill, decode = (item["step_seconds"] for item in found["phases"])
+    assert idle is prefill is None
+    assert 0 < decode < 1
     for item in found["phases"]:
         assert list(item["gpus"]) == ["0", "1"]
         for each in item["gpus"].values():

@@ -128,7 +128,7 @@ def test_positions_are_named_alone_only_where_the_window_is_known_to_hold() -> N
     assert "The window holds (2047 of 2047 rows)" in held.words
     unknown = judged(predictable=LOW)
     assert "window is ignored or the draft KV's rotary positions are wrong" in unknown.words
-    assert "window was not checked" in judged(predictable=HIGH).words
+    assert "window was not checked (no metrics)" in judged(predictable=HIGH).words
 
 
 def drafting(commit_len: float, proposed: int, correct: int) -> Judgement:
@@ -197,3 +197,16 @@ def test_what_metrics_count_beside_the_answers(
         assert f"{count} steps and {total} tokens, answers 30 and 240" in found.words
         assert "other replicas" in found.words
         assert "Trust none" not in found.words
+
+
+def test_an_engine_that_tells_no_window_is_not_said_to_keep_one() -> None:
+    """SGLang without a draft window: its drafter read 16.6k rows at 16k, and all was healthy."""
+    span = "longleaf_drafter_span_tokens"
+    metrics = {f"{span}_sum@32k": 1_357_898.0, f"{span}_count@32k": 82.0}
+    found = judge(cells(predictable=HIGH), Totals(metrics=metrics))
+    assert found.verdict is Verdict.HEALTHY
+    assert found.words.endswith("window was not checked (the engine tells none).")
+    assert (
+        "not checked"
+        not in judge(cells(predictable=HIGH), Totals(metrics=metrics, window=2e4)).words
+    )

@@ -36,7 +36,7 @@ def run_of(*engines: list[float], max_ratio: float | None = None) -> StepRun:
     for name, steps in zip(names, engines, strict=True):
         cells = [
             StepCell(context, [step], [4.0], float(context))
-            for context, step in zip(contexts, steps, strict=True)
+            for context, step in zip(contexts, steps, strict=False)
         ]
         run.engines.append(EngineRun(name, cells, 70_272))
     return run
@@ -79,7 +79,22 @@ def test_what_was_not_measured_is_never_a_pass() -> None:
     assert (
         "the ratio is not known, for the engine's metrics tell no KV bytes" in unknown.faults()[0]
     )
-    assert "No floor: the engine's metrics tell no KV bytes" in unknown.words()
+    assert "No floor of it: the engine's metrics tell no KV bytes" in unknown.words()
+
+
+def test_steps_that_do_not_grow_are_told_so_and_held_to_the_floor() -> None:
+    """As measured of 61 layers on an H200, a sample each: the shortest context came first."""
+    run = run_of([6.30e-3, 5.47e-3])
+    assert run.faults() == []
+    assert run.words() == (
+        "a: 6.30 ms a step at 1k and 5.47 at 16k: steps do not grow with the context, so that no "
+        "bandwidth can be told; longer --contexts or more --repeats may show it. At 16k reading "
+        "the KV takes 0.72 ms of the step at the card's peak: what is not attention decides."
+    )
+    assert run.table()[2][1:5] == ["16k", "5.47", "5.47", "0.72"]
+    first, second = run.document()["engines"][0]["cells"]
+    assert first["floor"] == pytest.approx(1024 * 70_272 / 1.6e12)
+    assert second["floor"] == pytest.approx(16_384 * 70_272 / 1.6e12)
 
 
 def test_two_engines_side_by_side(tmp_path: Path) -> None:

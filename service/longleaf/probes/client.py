@@ -5,7 +5,7 @@ import json
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -17,6 +17,10 @@ class ProbeError(RuntimeError):
 
 
 _FIRST_SECONDS = 30.0
+_ONE_EACH = 0.8
+"""Events that an answer's tokens come in, at least, where each is a step: some may hold back text
+that is no whole character yet.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +45,15 @@ class Answer:
 class Server:
     """Where completions come from. ``native``: SGLang's own /generate is there, which tells steps;
     SGLang 0.5.17 leaves them out of what its OpenAI routes answer. ``limit``: tokens of a prompt
-    and its answer, None where /v1/models does not tell.
+    and its answer, None where /v1/models does not tell. ``headers``: the key, which no one else is
+    shown.
     """
 
     url: str
     model: str
     native: bool = False
     limit: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def room(self, max_tokens: int) -> int | None:
         """Tokens that a prompt may have beside an answer; None where nobody tells."""
@@ -61,25 +67,25 @@ class Server:
         return f"longer than the server's {self.limit} tokens, answer included"
 
 
-def session(timeout: float, api_key: str | None) -> aiohttp.ClientSession:
-    """Requests of ``timeout`` seconds each at most, with the key that the server demands."""
+def session(timeout: float) -> aiohttp.ClientSession:
+    """Requests of ``timeout`` seconds each at most."""
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout))
+
+
+async def find_server(http: aiohttp.ClientSession, url: str, api_key: str | None = None) -> Server:
+    """What is at ``url``, which is shown the key; ``ProbeError`` if it is no OpenAI server."""
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=timeout), headers=headers)
-
-
-async def find_server(http: aiohttp.ClientSession, url: str) -> Server:
-    """What is at ``url``; ``ProbeError`` if it is no OpenAI server."""
     where = f"{url}/v1/models"
     try:
         async with asyncio.timeout(_FIRST_SECONDS):
-            async with http.get(where) as answer:
+            async with http.get(where, headers=headers) as answer:
                 if answer.status in (401, 403):
                     raise ProbeError(
                         f"{where}: status {answer.status}: give the key (--api-key), or another"
                     )
                 card = (await answer.json())["data"][0]
                 model, limit = str(card["id"]), card.get("max_model_len")
-            async with http.get(f"{url}/generate") as answer:
+            async with http.get(f"{url}/generate", headers=headers) as answer:
                 native = answer.status == 405
     except TimeoutError as error:
         raise ProbeError(f"{where}: no answer in {_FIRST_SECONDS:g} s") from error
@@ -87,7 +93,8 @@ async def find_server(http: aiohttp.ClientSession, url: str) -> Server:
         raise ProbeError(f"{where}: {type(error).__name__}: {error}") from error
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ProbeError(f"{where} lists no model: is it an OpenAI server?") from error
-    return Server(url, model, native, limit if isinstance(limit, int) and limit > 0 else None)
+    limit = limit if isinstance(limit, int) and limit > 0 else None
+    return Server(url, model, native, limit, headers)
 
 
 async def complete(
@@ -109,7 +116,7 @@ async def complete(
     stream = _Native() if server.native else _OpenAi()
     began = time.perf_counter()
     try:
-        async with http.post(server.url + path, json=body) as answer:
+        async with http.post(server.url + path, json=body, headers=server.headers) as answer:
             if answer.status != 200:
                 raise ProbeError(f"status {answer.status}: {_message(await answer.text())}")
             async for line in answer.content:
@@ -126,6 +133,21 @@ async def complete(
     except (HttpProcessingError, ValueError, TypeError, AttributeError) as error:
         why = " ".join(str(error).split())[:200]
         raise ProbeError(f"the stream is not understood: {why}") from error
+
+
+def steps_of(answer: Answer) -> int:
+    """Steps that ``answer.decode_seconds`` are of; an engine that does not speculate reports none,
+    and takes one a token. ``ProbeError`` where they cannot be told.
+    """
+    if not answer.steps and answer.events < _ONE_EACH * answer.completion_tokens:
+        raise ProbeError(
+            f"{answer.completion_tokens} tokens came in {answer.events} events and no steps are "
+            "told (SGLang's are told by an engine's URL)"
+        )
+    steps = answer.steps or answer.completion_tokens - 1
+    if steps < 1 or answer.decode_seconds <= 0:
+        raise ProbeError("the answer has too few steps to time: raise --max-tokens")
+    return steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,8 +143,8 @@ class CommitRun:
 async def measure(run: CommitRun, progress: Progress) -> None:
     """Fill ``run`` cell by cell. What is there when it is cancelled stays."""
     plan = run.plan
-    async with session(plan.timeout, plan.api_key) as http:
-        server = await find_server(http, plan.url)
+    async with session(plan.timeout) as http:
+        server = await find_server(http, plan.url, plan.api_key)
         before = await engine_metrics(http, plan.metrics_url, required=plan.metrics_required)
         contexts = plan.contexts or usual(server.room(plan.max_tokens))
         run.cells = [

@@ -2,14 +2,15 @@
 
 import asyncio
 from collections.abc import Awaitable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from statistics import fmean
 from typing import Any
 
 import aiohttp
 
+from longleaf.probes.bounds import FIGURES, Gpu, Phase
 from longleaf.probes.chart import bars
-from longleaf.probes.client import ProbeError, Server, complete, find_server, session
+from longleaf.probes.client import ProbeError, Server, complete, find_server, session, steps_of
 from longleaf.probes.exposition import gpu_figures
 from longleaf.probes.lengths import label
 from longleaf.probes.progress import Progress
@@ -17,11 +18,6 @@ from longleaf.probes.report import document
 from longleaf.probes.texts import TEXTS
 
 PHASES = ("idle", "prefill", "decode")
-FIGURES = ("tensor_active_ratio", "dram_active_ratio", "sm_resident_ratio", "power_watts")
-_BUSY = 0.5
-_WORKS = 0.15
-"""As of the alert LongleafGpuResidentButIdle."""
-_RESIDENT = 0.5
 _USUAL = 16 << 10
 
 
@@ -41,90 +37,6 @@ class GpuPlan:
     max_tokens: int = 256
     timeout: float = 1800.0
     api_key: str | None = None
-
-
-@dataclass(slots=True)
-class Gpu:
-    """Samples of one GPU in one phase, by metric."""
-
-    samples: dict[str, list[float]] = field(default_factory=dict)
-
-    def mean(self, metric: str) -> float | None:
-        """Mean over the phase; None where the exporter does not tell it."""
-        values = self.samples.get(metric)
-        return fmean(values) if values else None
-
-    @property
-    def bound(self) -> str:
-        """One of compute, memory, compute and memory, mixed, latency, idle, unknown."""
-        tensor, dram = self.mean("tensor_active_ratio"), self.mean("dram_active_ratio")
-        resident = self.mean("sm_resident_ratio")
-        if tensor is not None and dram is not None and min(tensor, dram) >= _BUSY:
-            return "compute and memory"
-        if tensor is not None and tensor >= _BUSY:
-            return "compute"
-        if dram is not None and dram >= _BUSY:
-            return "memory"
-        if tensor is None or dram is None or resident is None:
-            return "unknown"
-        if max(tensor, dram) >= _WORKS:
-            return "mixed"
-        return "latency" if resident >= _RESIDENT else "idle"
-
-    def figures(self) -> str:
-        """The means in words."""
-        told = []
-        for metric, name, scale, unit in (
-            ("tensor_active_ratio", "tensor pipes", 100, " %"),
-            ("dram_active_ratio", "memory", 100, " %"),
-            ("sm_resident_ratio", "resident", 100, " %"),
-            ("power_watts", "power", 1, " W"),
-        ):
-            value = self.mean(metric)
-            told.append(f"{name} {'unknown' if value is None else f'{value * scale:.1f}{unit}'}")
-        return ", ".join(told)
-
-
-@dataclass(slots=True)
-class Phase:
-    """One phase, by GPU: what one of eight does is not to be lost in a mean."""
-
-    name: str
-    gpus: dict[str, Gpu] = field(default_factory=dict)
-
-    @property
-    def bounds(self) -> list[str]:
-        """What bounds the GPUs at work; ``idle`` alone if none works, ``unknown`` if none is seen.
-
-        A GPU that serves nothing says nothing of those that serve.
-        """
-        found = list(dict.fromkeys(gpu.bound for gpu in self.gpus.values())) or ["unknown"]
-        return [bound for bound in found if bound != "idle"] or found
-
-    def words(self) -> str:
-        """The phase in sentences: one for each thing that bounds GPUs."""
-        alike: dict[str, list[str]] = {}
-        for name, gpu in self.gpus.items():
-            alike.setdefault(gpu.bound, []).append(name)
-        if not alike:
-            return f"{self.name}: no sample."
-        return " ".join(
-            f"{self.name}: {_MEANING[bound]} (GPU {', '.join(names)}; "
-            f"{'' if len(names) == 1 else f'of {names[0]}: '}{self.gpus[names[0]].figures()})."
-            for bound, names in alike.items()
-        )
-
-
-_MEANING: Mapping[str, str] = {
-    "compute": "compute-bound, the tensor pipes work",
-    "memory": "memory-bound, device memory is busy",
-    "compute and memory": "compute- and memory-bound at once",
-    "mixed": "bound by no one thing, tensor pipes or memory work for a part of the time",
-    "latency": "latency-bound, kernels are there and neither tensor pipes nor memory work: too few "
-    "blocks, launches, or waiting for other GPUs",
-    "idle": "idle, no kernel is there most of the time",
-    "unknown": "cannot be told, for the exporter lacks figures",
-}
 
 
 _FAULTS: Mapping[str, str] = {
@@ -167,7 +79,8 @@ class GpuRun:
 
     def table(self) -> list[list[str]]:
         """Rows of text: a GPU in a phase each."""
-        rows = [["phase", "gpu", "bound by", "tensor", "memory", "resident", "power W", "n"]]
+        head = ["phase", "gpu", "bound by", "tensor", "memory", "SMs", "resident", "power W", "n"]
+        rows = [head]
         for phase in self.phases:
             for name, gpu in phase.gpus.items():
                 means = [gpu.mean(metric) for metric in FIGURES]
@@ -189,6 +102,7 @@ class GpuRun:
                 {
                     "name": phase.name,
                     "bounds": phase.bounds,
+                    "step_seconds": phase.step,
                     "gpus": {
                         name: {
                             **asdict(gpu),
@@ -206,7 +120,7 @@ class GpuRun:
         """The HTML page."""
         groups = {
             f"{phase.name} {name}": {
-                metric: value for metric in FIGURES[:3] if (value := gpu.mean(metric)) is not None
+                metric: value for metric in FIGURES[:4] if (value := gpu.mean(metric)) is not None
             }
             for phase in self.phases
             for name, gpu in phase.gpus.items()
@@ -218,19 +132,21 @@ async def measure(run: GpuRun, progress: Progress) -> None:
     """Fill ``run`` phase by phase. What is there when it is cancelled stays."""
     plan = run.plan
     progress.expect(len(PHASES))
-    async with session(plan.timeout, plan.api_key) as http:
-        server = await find_server(http, plan.url)
+    async with session(plan.timeout) as http:
+        server = await find_server(http, plan.url, plan.api_key)
         await gpu_figures(http, plan.exporter)
         room = server.room(plan.max_tokens)
         context = plan.context or min(_USUAL, _USUAL if room is None else room // 2)
         if why := server.refuses(context, plan.max_tokens):
             raise ProbeError(f"--context {label(context)}: {why}")
-        await _phase(run, http, "idle", asyncio.sleep(plan.seconds + plan.settle))
+        await _phase(run, http, Phase("idle"), asyncio.sleep(plan.seconds + plan.settle))
         progress.step(run.phases[-1].words())
-        await _phase(run, http, "prefill", _prefill(plan, context, http, server))
+        await _phase(run, http, Phase("prefill"), _prefill(plan, context, http, server))
         progress.step(run.phases[-1].words())
         ready = asyncio.Event()
-        await _phase(run, http, "decode", _decode(plan, context, http, server, ready), ready)
+        steps: list[float] = []
+        work = _decode(plan, context, http, server, ready, steps)
+        await _phase(run, http, Phase("decode", steps=steps), work, ready)
         progress.step(run.phases[-1].words())
     run.partial = False
 
@@ -253,14 +169,19 @@ async def _decode(
     http: aiohttp.ClientSession,
     server: Server,
     ready: asyncio.Event,
+    steps: list[float],
 ) -> None:
-    """One prompt, cached by the first answer, continued again and again."""
+    """One prompt, cached by the first answer, continued again and again; ``steps`` gets the mean
+    seconds of a step of each answer that tells or shows them.
+    """
     text = TEXTS["prose"](context * 3, 10_000)
     await complete(http, server, text, max_tokens=1)
     ready.set()
     until = asyncio.get_running_loop().time() + plan.seconds + plan.settle
     while True:
-        await complete(http, server, text, max_tokens=plan.max_tokens)
+        answer = await complete(http, server, text, max_tokens=plan.max_tokens)
+        with suppress(ProbeError):
+            steps.append(answer.decode_seconds / steps_of(answer))
         if asyncio.get_running_loop().time() >= until:
             return
 
@@ -268,12 +189,12 @@ async def _decode(
 async def _phase(
     run: GpuRun,
     http: aiohttp.ClientSession,
-    name: str,
+    phase: Phase,
     work: Awaitable[None],
     ready: asyncio.Event | None = None,
 ) -> None:
     """Sample while ``work`` goes on, from ``ready`` and the settling time on."""
-    plan, phase = run.plan, Phase(name)
+    plan = run.plan
     run.phases.append(phase)
     task = asyncio.ensure_future(work)
     try:

@@ -215,7 +215,7 @@ def _judged(rows: dict[str, _Row], totals: Totals) -> Judgement:
     hard = [row for row in hard if min(row.means) < low]
     by_text = f"The text decides: {reference}; {'; '.join(map(str, hard))}." if hard else ""
     span = _span(totals)
-    unchecked = "" if span is not None else " The drafter's window was not checked (no metrics)."
+    unchecked = _unchecked(span, totals)
     if not any(fallen.values()) and not _beyond(span, totals):
         several = len(reference.contexts) > 1
         context = "Context does not matter." if several else "One context only, others may differ."
@@ -257,6 +257,13 @@ def _cause(totals: Totals, span: float | None, reference: _Row, low: list[int]) 
         )
     held = f"The window holds ({span:.0f} of {totals.window:.0f} rows)"
     return "draft positions", f"{held}, so somewhere {where} {positions}."
+
+
+def _unchecked(span: float | None, totals: Totals) -> str:
+    if span is not None and totals.window is not None:
+        return ""
+    why = "no metrics" if totals.metrics is None else "the engine tells none"
+    return f" The drafter's window was not checked ({why})."
 
 
 def _beyond(span: float | None, totals: Totals) -> bool:

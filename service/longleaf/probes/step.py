@@ -7,7 +7,7 @@ from typing import Any
 import aiohttp
 
 from longleaf.probes.chart import Point, page
-from longleaf.probes.client import Answer, ProbeError, Server, complete, find_server, session
+from longleaf.probes.client import ProbeError, Server, complete, find_server, session, steps_of
 from longleaf.probes.exposition import engine_metrics
 from longleaf.probes.lengths import label, usual
 from longleaf.probes.line import Line, StepCell, fit
@@ -18,11 +18,9 @@ from longleaf.probes.texts import REFERENCE
 
 _OFF = 0.5
 _SLOWER = 1.05
+_WARM_UP = 16
+"""Tokens."""
 _NO_BYTES = "the engine's metrics tell no KV bytes (--kv-bytes-per-token)"
-_ONE_EACH = 0.8
-"""Events that an answer's tokens come in, at least, where each is a step: some may hold back text
-that is no whole character yet.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +115,12 @@ class StepRun:
         line = engine.line
         if line is None or line.slope <= 0 or engine.token_bytes is None:
             return None
-        return None if self.plan.peak is None else line.slope / self.floor(engine, 1.0)
+        return None if self.plan.peak is None else line.slope / engine.token_bytes * self.plan.peak
 
-    def floor(self, engine: EngineRun, tokens: float) -> float:
-        """Seconds to read the KV of ``tokens`` once, at the card's peak; NaN if unknown."""
+    def floor(self, engine: EngineRun, tokens: float) -> float | None:
+        """Seconds to read the KV of ``tokens`` once, at the card's peak; None if unknown."""
         if engine.token_bytes is None or self.plan.peak is None:
-            return float("nan")
+            return None
         return tokens * engine.token_bytes / self.plan.peak
 
     def words(self) -> str:
@@ -139,17 +137,37 @@ class StepRun:
                     step = f"{cell.mean * 1e3:.2f} ms a step at {label(cell.context)}"
                     return f"{engine.url}: {step}, and no line through one context."
             return f"{engine.url}: not measured."
-        text = (
-            f"{engine.url}: {line.constant * 1e3:.2f} ms and {line.slope * 1e6:.3f} ms a thousand "
-            "tokens of context"
-        )
-        bandwidth = None if engine.token_bytes is None else line.bandwidth(engine.token_bytes)
-        if bandwidth is not None:
-            text += f", an effective {bandwidth / 1e9:.1f} GB/s"
         ratio = self.ratio(engine)
-        text += "." if ratio is None else f", {ratio:.1f} times the card's floor."
+        if line.slope > 0:
+            text = (
+                f"{engine.url}: {line.constant * 1e3:.2f} ms and {line.slope * 1e6:.3f} ms a "
+                "thousand tokens of context"
+            )
+            if engine.token_bytes is not None:
+                bandwidth = line.bandwidth(engine.token_bytes) or 0.0
+                text += f", an effective {bandwidth / 1e9:.1f} GB/s"
+            text += "." if ratio is None else f", {ratio:.1f} times the card's floor."
+        else:
+            text = self._flat(engine)
         unknown = self.plan.peak is not None and engine.token_bytes is None
-        return text + f" No floor: {_NO_BYTES}." * unknown
+        return text + f" No floor of it: {_NO_BYTES}." * unknown
+
+    def _flat(self, engine: EngineRun) -> str:
+        """Of steps that do not grow: the context costs less than they differ by anyway."""
+        measured = [(cell, cell.mean) for cell in engine.cells if cell.mean is not None]
+        (first, shortest), (last, longest) = measured[0], measured[-1]
+        text = (
+            f"{engine.url}: {shortest * 1e3:.2f} ms a step at {label(first.context)} and "
+            f"{longest * 1e3:.2f} at {label(last.context)}: steps do not grow with the context, so "
+            "that no bandwidth can be told; longer --contexts or more --repeats may show it."
+        )
+        floor = self.floor(engine, last.tokens)
+        if floor is not None:
+            text += (
+                f" At {label(last.context)} reading the KV takes {floor * 1e3:.2f} ms of the step "
+                "at the card's peak: what is not attention decides."
+            )
+        return text
 
     def document(self) -> dict[str, Any]:
         """The JSON document."""
@@ -167,7 +185,14 @@ class StepRun:
                         line.bandwidth(engine.token_bytes or 0.0) if line and known else None
                     ),
                     "floor_ratio": self.ratio(engine),
-                    "cells": [{**asdict(cell), "mean": cell.mean} for cell in engine.cells],
+                    "cells": [
+                        {
+                            **asdict(cell),
+                            "mean": cell.mean,
+                            "floor": self.floor(engine, cell.tokens),
+                        }
+                        for cell in engine.cells
+                    ],
                 }
             )
         return document(
@@ -193,7 +218,7 @@ class StepRun:
                     figures = [
                         f"{mean * 1e3:.2f}",
                         "-" if line is None else f"{line.at(cell.tokens) * 1e3:.2f}",
-                        "-" if floor != floor else f"{floor * 1e3:.2f}",
+                        "-" if floor is None else f"{floor * 1e3:.2f}",
                         f"{fmean(cell.tokens_per_step):.2f}",
                     ]
                 count = str(len(cell.samples))
@@ -214,17 +239,18 @@ class StepRun:
                 )
                 for cell in measured
             ]
-            if engine.token_bytes is not None and self.plan.peak is not None:
-                floors = [(cell.tokens, self.floor(engine, cell.tokens) * 1e3) for cell in measured]
-                curves[f"floor of {engine.url}"] = [Point(x, y, y, y) for x, y in floors]
+            floors = [(cell.tokens, self.floor(engine, cell.tokens)) for cell in measured]
+            line = [Point(x, *[y * 1e3] * 3) for x, y in floors if y is not None]
+            if line:
+                curves[f"floor of {engine.url}"] = line
         return page("Step time by context", self.words(), "ms a step", curves, self.table())
 
 
 async def measure(run: StepRun, progress: Progress) -> None:
     """Fill ``run``, one engine after the other. What is there when it is cancelled stays."""
     plan = run.plan
-    async with session(plan.timeout, plan.api_key) as http:
-        servers = [await find_server(http, url) for url in plan.urls]
+    async with session(plan.timeout) as http:
+        servers = [await find_server(http, url, plan.api_key) for url in plan.urls]
         rooms = [room for one in servers if (room := one.room(plan.max_tokens)) is not None]
         contexts = plan.contexts or usual(min(rooms, default=None))
         progress.expect(len(servers) * len(contexts) * plan.repeats)
@@ -260,9 +286,11 @@ async def _measure_cell(
         if cell.why:
             raise ProbeError(cell.why)
         text = await prompt_of(http, server, REFERENCE, cell.context, 0)
+        # The prefix is cached, and what runs for the first time has run, before a step is timed.
+        await complete(http, server, text, max_tokens=min(plan.max_tokens, _WARM_UP))
         for _ in range(plan.repeats):
             answer = await complete(http, server, text, max_tokens=plan.max_tokens)
-            steps = _steps(answer)
+            steps = steps_of(answer)
             lengths.append(answer.prompt_tokens)
             cell.tokens = fmean(lengths) + answer.completion_tokens / 2
             cell.samples.append(answer.decode_seconds / steps)
@@ -271,19 +299,6 @@ async def _measure_cell(
     except ProbeError as error:
         cell.why = str(error)
         progress.step(f"{server.url} {label(cell.context)}: {error}")
-
-
-def _steps(answer: Answer) -> int:
-    """Steps of an answer; an engine that does not speculate reports none, and takes one a token."""
-    if not answer.steps and answer.events < _ONE_EACH * answer.completion_tokens:
-        raise ProbeError(
-            f"{answer.completion_tokens} tokens came in {answer.events} events and no steps are "
-            "told (SGLang's are told by an engine's URL)"
-        )
-    steps = answer.steps or answer.completion_tokens - 1
-    if steps < 1 or answer.decode_seconds <= 0:
-        raise ProbeError("the answer has too few steps to time: raise --max-tokens")
-    return steps
 
 
 def _token_bytes(before: dict[str, float], after: dict[str, float]) -> float | None:

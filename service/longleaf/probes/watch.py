@@ -167,10 +167,10 @@ async def _wait(plan: CommitPlan, seconds: float) -> None:
     """Until the server answers; after so many seconds whoever asks it next is told why not."""
     loop = asyncio.get_running_loop()
     deadline, said = loop.time() + seconds, ""
-    async with session(plan.timeout, plan.api_key) as http:
+    async with session(plan.timeout) as http:
         while loop.time() < deadline:
             try:
-                await find_server(http, plan.url)
+                await find_server(http, plan.url, plan.api_key)
                 return
             except ProbeError as error:
                 if str(error) != said:
