@@ -168,6 +168,19 @@ BOARD = Board(
                     (series("longleaf_probe_passed", "{{probe}}: {{verdict}}"),),
                     Kind.STAT,
                 ),
+                Panel(
+                    "Age of the probe's last run",
+                    "What the two panels before this one show is as old. Beyond the limit, the "
+                    "alert LongleafProbeStale: it hangs, or nobody runs it any more.",
+                    "s",
+                    (
+                        Query(
+                            f"time() - longleaf_probe_timestamp_seconds{{{_NAMESPACE}}}",
+                            "{{probe}} {{instance}}",
+                        ),
+                        series("longleaf_probe_max_age_seconds", "limit {{probe}} {{instance}}"),
+                    ),
+                ),
             ),
         ),
         Row(
