@@ -101,9 +101,19 @@ class Rendered:
                 yield one["metadata"]["name"], one["spec"]["template"]["spec"]
 
     @property
+    def engines(self) -> Object:
+        """StatefulSet of the engines."""
+        (found,) = (
+            one
+            for one in self.objects
+            if one["kind"] == "StatefulSet" and one["metadata"]["name"].endswith("-engine")
+        )
+        return found
+
+    @property
     def engine(self) -> Object:
         """Pod specification of the engines."""
-        spec: Object = self.of("StatefulSet")["spec"]["template"]["spec"]
+        spec: Object = self.engines["spec"]["template"]["spec"]
         return spec
 
     @property

@@ -67,8 +67,8 @@ def _reaches(rendered: Rendered, source: Peer, target: Peer, port: int, kind: st
 def _pods(rendered: Rendered) -> tuple[Peer, Peer, Peer]:
     """Engine, gateway and test pod."""
     templates = [
-        rendered.of(kind)["spec"]["template"]["metadata"]["labels"]
-        for kind in ("StatefulSet", "Deployment")
+        one["spec"]["template"]["metadata"]["labels"]
+        for one in (rendered.engines, rendered.of("Deployment"))
     ]
     return Peer(templates[0]), Peer(templates[1]), Peer(rendered.of("Pod")["metadata"]["labels"])
 
@@ -112,6 +112,24 @@ def test_nothing_else_passes(default: Rendered) -> None:
         (PROMETHEUS, engine, 9400),
     ):
         assert not _reaches(default, source, target, port), (source, target, port)
+
+
+def test_a_probe_reaches_engines_and_is_scraped(default: Rendered, full: Rendered) -> None:
+    engine, gateway, test = _pods(full)
+    labels = full.of("StatefulSet", "chat-longleaf-probe")["spec"]["template"]["metadata"]["labels"]
+    probe = Peer(labels)
+    assert _reaches(full, probe, engine, 30000)
+    assert _reaches(full, probe, DNS, 53, "UDP")
+    assert _reaches(full, PROMETHEUS, probe, 9401)
+    for source, target, port in (
+        *((one, probe, 9401) for one in (OTHER, STRANGER, OUTSIDE, engine, gateway, test)),
+        (probe, gateway, 8080),
+        (probe, engine, 9400),
+        (probe, OUTSIDE, 443),
+        (probe, API, 6443),
+    ):
+        assert not _reaches(full, source, target, port), (source, target, port)
+    assert not _reaches(default, probe, _pods(default)[0], 30000)
 
 
 def test_lists_are_closed_where_they_are_given(full: Rendered) -> None:

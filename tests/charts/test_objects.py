@@ -23,6 +23,7 @@ from longleaf.metrics import GatewayMetrics
 from longleaf.probes.preflight.command import preflight_command
 from longleaf.probes.preflight.report import all_checks
 from longleaf.probes.preflight.trials import Trials
+from longleaf.probes.watch import watch_command
 from tests.charts.rendering import (
     CHART,
     SHAPES,
@@ -73,7 +74,7 @@ def test_mounts_have_volumes_and_ports_have_names(tools: Tools, shape: str) -> N
     rendered = tools.template(shape)
     claims = {
         claim["metadata"]["name"]
-        for claim in rendered.of("StatefulSet")["spec"].get("volumeClaimTemplates", ())
+        for claim in rendered.engines["spec"].get("volumeClaimTemplates", ())
     }
     for name, spec in rendered.pod_specs():
         volumes = {volume["name"] for volume in spec.get("volumes", ())}
@@ -269,7 +270,7 @@ def test_the_gateway_follows_the_engines_service(full: Rendered) -> None:
     assert config.kubernetes_service == "serving/chat-longleaf-engine"
     assert service["spec"]["clusterIP"] == "None"
     assert config.kubernetes_port == service["spec"]["ports"][0]["name"]
-    assert full.of("StatefulSet")["spec"]["serviceName"] == service["metadata"]["name"]
+    assert full.engines["spec"]["serviceName"] == service["metadata"]["name"]
     assert config.host == config.metrics_host == "0.0.0.0"
     assert (config.tpot_ms, config.ttft_ms) == (60, 120_000)
     assert str(config.api_key_file) == "/etc/longleaf/keys/keys"
@@ -347,7 +348,7 @@ def test_minimal_needs_no_gpu(minimal: Rendered) -> None:
 
 
 def test_multi_node_spreads_and_keeps_the_charts_own_terms(multi_node: Rendered) -> None:
-    spec = multi_node.of("StatefulSet")["spec"]
+    spec = multi_node.engines["spec"]
     assert spec["replicas"] == 4
     assert spec["podManagementPolicy"] == "Parallel"
     assert spec["volumeClaimTemplates"][0]["spec"]["storageClassName"] == "local-nvme"
@@ -365,10 +366,10 @@ def test_multi_node_spreads_and_keeps_the_charts_own_terms(multi_node: Rendered)
 
 def test_autoscalers_own_the_replicas(full: Rendered) -> None:
     assert full.of("Deployment")["spec"]["replicas"] == 2
-    assert full.of("StatefulSet")["spec"]["replicas"] == 1
+    assert full.engines["spec"]["replicas"] == 1
     target = full.of("ScaledObject")["spec"]
     assert target["scaleTargetRef"]["kind"] == "StatefulSet"
-    assert target["scaleTargetRef"]["name"] == full.of("StatefulSet")["metadata"]["name"]
+    assert target["scaleTargetRef"]["name"] == full.engines["metadata"]["name"]
     query = target["triggers"][0]["metadata"]["query"]
     service = full.of("Service", "chat-longleaf-gateway-metrics")["metadata"]["name"]
     assert query == (
@@ -384,7 +385,7 @@ def test_autoscalers_own_the_replicas(full: Rendered) -> None:
 def test_a_first_install_starts_where_the_autoscaler_may(tools: Tools) -> None:
     values = {"keda.minReplicas": 3, "gateway.replicas": 5}
     rendered = tools.template("full", values)
-    assert rendered.of("StatefulSet")["spec"]["replicas"] == 3
+    assert rendered.engines["spec"]["replicas"] == 3
     assert rendered.of("Deployment")["spec"]["replicas"] == 5
 
 
@@ -411,8 +412,15 @@ def test_monitors_select_what_there_is(full: Rendered) -> None:
     public = full.of("Service", "chat-longleaf-gateway")
     assert not monitor["selector"]["matchLabels"].items() <= public["metadata"]["labels"].items()
     ports = {port["name"] for one in full.engine["containers"] for port in one["ports"]}
-    scraped = {one["port"] for one in full.of("PodMonitor")["spec"]["podMetricsEndpoints"]}
+    engines = full.of("PodMonitor", "chat-longleaf-engine")["spec"]
+    scraped = {one["port"] for one in engines["podMetricsEndpoints"]}
     assert scraped == ports == {"http", "gpu-metrics"}
+    labels = full.engines["spec"]["template"]["metadata"]["labels"]
+    assert engines["selector"]["matchLabels"].items() <= labels.items()
+    probes = full.of("PodMonitor", "chat-longleaf-probe")["spec"]
+    pods = full.of("StatefulSet", "chat-longleaf-probe")["spec"]["template"]
+    assert probes["selector"]["matchLabels"].items() <= pods["metadata"]["labels"].items()
+    assert not probes["selector"]["matchLabels"].items() <= labels.items()
 
 
 def test_the_exporter_is_ours_unless_another_is_given(tools: Tools, full: Rendered) -> None:
@@ -452,10 +460,58 @@ def test_another_version_of_the_chart_starts_no_pod_anew(tools: Tools, tmp_path:
     )
     old = tools.template("full")
     assert "longleaf-99.1.2" in newer
-    for kind in ("StatefulSet", "Deployment"):
-        new = Rendered(newer).of(kind)["spec"]["template"]
-        assert new == old.of(kind)["spec"]["template"]
+    for kind, name in (
+        ("StatefulSet", "chat-longleaf-engine"),
+        ("StatefulSet", "chat-longleaf-probe"),
+        ("Deployment", "chat-longleaf-gateway"),
+    ):
+        new = Rendered(newer).of(kind, name)["spec"]["template"]
+        assert new == old.of(kind, name)["spec"]["template"]
         assert new["metadata"]["labels"]["team"] == "serving"
+
+
+def _watched(rendered: Rendered) -> dict[str, Any]:
+    """What the probe's own command reads of its arguments."""
+    sets = rendered.of("StatefulSet", "chat-longleaf-probe")["spec"]["template"]["spec"]
+    arguments = container(sets, "probe")["args"]
+    assert arguments[:2] == ["probe", "watch"]
+    return watch_command.make_context("watch", list(arguments[2:])).params
+
+
+def test_each_engine_has_a_probe_which_shows_its_key(full: Rendered, tools: Tools) -> None:
+    sets = full.of("StatefulSet", "chat-longleaf-probe")
+    spec = sets["spec"]["template"]["spec"]
+    params = _watched(full)
+    engine = "http://chat-longleaf-engine-$(ENGINE).chat-longleaf-engine.serving:30000"
+    assert (params["url"], params["metrics_url"]) == (engine, f"{engine}/metrics")
+    assert full.engines["spec"]["serviceName"] == "chat-longleaf-engine"
+    assert (params["contexts"], params["repeats"]) == ((1024, 16384, 131072), 3)
+    assert (params["every"], params["start_seconds"], params["max_tokens"]) == (21600, 3600, 64)
+    one = container(spec, "probe")
+    variables = environment(one)
+    number = "metadata.labels['apps.kubernetes.io/pod-index']"
+    assert variables["ENGINE"] == {"fieldRef": {"fieldPath": number}}
+    key = environment(container(full.engine, "engine"))["LONGLEAF_ENGINE_API_KEY"]
+    assert variables["LONGLEAF_PROBE_API_KEY"] == key
+    assert one["image"] == container(full.gateway, "gateway")["image"]
+    (port,) = one["ports"]
+    assert (port["containerPort"], params["host"]) == (params["port"], "0.0.0.0")
+    (scraped,) = full.of("PodMonitor", "chat-longleaf-probe")["spec"]["podMetricsEndpoints"]
+    assert scraped["port"] == port["name"]
+    # Those that an autoscaler adds come and go.
+    scaled = tools.template("full", {"engine.replicas": 3, "keda.minReplicas": 2})
+    assert scaled.of("StatefulSet", "chat-longleaf-probe")["spec"]["replicas"] == 2
+
+
+@pytest.mark.parametrize("shape", ["default", "minimal", "multi-node"])
+def test_probes_are_asked_for(tools: Tools, shape: str) -> None:
+    assert "probe watch" not in tools.template(shape).text
+    rendered = tools.template(shape, {"probe.enabled": True})
+    replicas = rendered.of("StatefulSet", "chat-longleaf-probe")["spec"]["replicas"]
+    assert replicas == rendered.engines["spec"]["replicas"]
+    assert _watched(rendered)["contexts"] is None
+    # Engines are as they were: none is started anew.
+    assert rendered.engines == tools.template(shape).engines
 
 
 def test_labels_and_annotations_stand_once(tools: Tools) -> None:
@@ -466,10 +522,13 @@ def test_labels_and_annotations_stand_once(tools: Tools) -> None:
         "ingress.annotations": {"nginx.ingress.kubernetes.io/proxy-read-timeout": "9"},
     }
     rendered = tools.template("full", values)
-    metadata = rendered.of("StatefulSet")["spec"]["template"]["metadata"]
+    metadata = rendered.engines["spec"]["template"]["metadata"]
     assert metadata["labels"]["team"] == "engines"
     assert metadata["annotations"]["kubectl.kubernetes.io/default-container"] == "gpu-exporter"
-    assert rendered.of("PodMonitor")["metadata"]["labels"]["team"] == "watchers"
+    assert (
+        rendered.of("PodMonitor", "chat-longleaf-engine")["metadata"]["labels"]["team"]
+        == "watchers"
+    )
     annotations = rendered.of("Ingress")["metadata"]["annotations"]
     assert annotations["nginx.ingress.kubernetes.io/proxy-read-timeout"] == "9"
     assert annotations["nginx.ingress.kubernetes.io/proxy-send-timeout"] == "3600"
@@ -488,7 +547,7 @@ def test_budgets_let_unhealthy_pods_go(default: Rendered) -> None:
 
 def test_long_names_that_differ_at_their_end_stay_apart(tools: Tools) -> None:
     names = [
-        tools.template("default", release="a" * 52 + end).of("StatefulSet")["metadata"]["name"]
+        tools.template("default", release="a" * 52 + end).engines["metadata"]["name"]
         for end in "xy"
     ]
     assert names[0] != names[1]
@@ -518,6 +577,19 @@ def test_notes_say_how_to_call_it(tools: Tools) -> None:
     assert "a line of the Secret keys, key keys" in notes
     assert "helm test will be refused" in notes
     assert "whoever reaches" not in notes
+
+
+def test_notes_tell_of_probes(tools: Tools) -> None:
+    asked = ("install", "chat", "charts/longleaf", "--dry-run=client", "-n", "serving")
+    said = "kubectl -n serving logs chat-longleaf-probe-0"
+    assert said not in tools.helm(*asked)
+    notes = tools.helm(*asked, "--set", "probe.enabled=true").partition("NOTES:")[2]
+    assert said in notes
+    assert "no alert hears of them" in notes
+    pods = ("--set", "monitoring.podMonitor.enabled=true")
+    notes = tools.helm(*asked, "--set", "probe.enabled=true", *pods).partition("NOTES:")[2]
+    assert said in notes
+    assert "no alert hears" not in notes
 
 
 def test_notes_tell_of_routes_and_autoscalers(tools: Tools) -> None:

@@ -47,7 +47,7 @@ def test_shapes_fit_the_schemas_of_kubernetes(tools: Tools, version: str, tmp_pa
 
 def test_the_schemas_refuse_what_is_wrong(tools: Tools, tmp_path: Path) -> None:
     rendered = tools.template("default")
-    one = rendered.of("StatefulSet")
+    one = rendered.engines
     one["spec"]["template"]["spec"]["containers"][0]["livenessProb"] = {}
     path = tmp_path / "wrong.yaml"
     path.write_text(json.dumps(one))

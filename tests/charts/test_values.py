@@ -133,6 +133,9 @@ def test_schema_and_values_name_the_same() -> None:
             "engine.resources.requests.memory is 1.5Ti, above its limit of 256Gi",
         ),
         ("gateway.serviceAccount.create", False, "give gateway.serviceAccount.name"),
+        ("probe", {"enabled": True, "contexts": [199_937]}, "context length of 200000"),
+        ("probe.contexts", ["16k"], "contexts"),
+        ("probe.everySeconds", 5, "everySeconds"),
     ],
 )
 def test_wrong_values_are_refused(tools: Tools, name: str, value: Any, complaint: str) -> None:
@@ -146,7 +149,7 @@ def test_a_release_whose_services_could_not_be_named_is_refused(tools: Tools, re
     with pytest.raises(HelmError, match="give a fullnameOverride"):
         tools.template("default", release=release)
     named = tools.template("default", {"fullnameOverride": "on"}, release=release)
-    labels = named.of("StatefulSet")["spec"]["selector"]["matchLabels"]
+    labels = named.engines["spec"]["selector"]["matchLabels"]
     assert labels["app.kubernetes.io/instance"] == release
     assert named.of("Service", "on-engine")["spec"]["selector"].items() >= labels.items()
 
@@ -204,6 +207,15 @@ def test_a_key_of_the_embedded_engine_is_refused(tools: Tools) -> None:
 def test_an_exporter_on_the_engines_port_is_refused(tools: Tools) -> None:
     with pytest.raises(HelmError, match="30000, the engine's own"):
         tools.template("full", {"gpuExporter.port": 30000})
+
+
+def test_a_probe_without_steps_to_judge_is_refused(tools: Tools) -> None:
+    values = {"probe.enabled": True, "engine.speculative.enabled": False}
+    with pytest.raises(HelmError, match="there are no steps to judge"):
+        tools.template("default", values)
+    with pytest.raises(HelmError, match="context length of 8192"):
+        tools.template("minimal", {"probe": {"enabled": True, "contexts": [8192]}})
+    tools.template("minimal", {"probe": {"enabled": True, "contexts": [8128]}})
 
 
 def test_two_autoscalers_of_the_gateway_are_refused(tools: Tools) -> None:

@@ -20,7 +20,7 @@ from tests.cluster.releases import Releases
 NAMESPACE = "small"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 TEST = f"{PODS}/chat-longleaf-test-chat"
-ENGINE, GATEWAY = "10.77.0.41", "10.77.0.42"
+ENGINE, GATEWAY, PROBE = "10.77.0.41", "10.77.0.42", "10.77.0.43"
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +107,39 @@ def test_helm_test_passes_where_the_gateway_answers(
     test.join(timeout=60)
     assert "Succeeded" in said[0]
     eventually(lambda: plane.find(TEST) is None, "the pod is taken away")
+
+
+def _resolved(plane: ControlPlane, url: str) -> str:
+    """A URL of a pod's own name, as the cluster's DNS makes it of its Service's endpoints."""
+    parts = urlsplit(url)
+    pod, service, namespace = str(parts.hostname).split(".")
+    found = plane.ask("GET", f"/api/v1/namespaces/{namespace}/endpoints/{service}")["subsets"]
+    (address,) = (
+        one["ip"] for each in found for one in each["addresses"] if one.get("hostname") == pod
+    )
+    return url.replace(str(parts.hostname), address)
+
+
+def test_a_probe_watches_its_engine_which_is_not_started_anew(
+    plane: ControlPlane, releases: Releases, placed: None
+) -> None:
+    engine = f"{PODS}/chat-longleaf-engine-0"
+    before = plane.ask("GET", engine)["metadata"]["uid"]
+    few = {"enabled": True, "contexts": [160], "repeats": 1, "port": 19401}
+    said = releases.apply("upgrade", NAMESPACE, "minimal", probe=few)
+    assert "logs chat-longleaf-probe-0" in said
+    pod = eventually(lambda: plane.find(f"{PODS}/chat-longleaf-probe-0"), "the probe's pod is made")
+    one = container(pod["spec"], "probe")
+    words = [word.replace("$(ENGINE)", "0") for word in one["args"]]
+    for number, word in enumerate(words):
+        name, _, value = word.partition("=")
+        if name in ("--url", "--metrics-url"):
+            words[number] = f"{name}={_resolved(plane, value)}"
+    metrics = f"http://{PROBE}:19401/metrics"
+    passed = 'longleaf_probe_passed{probe="commit",verdict="text"} 1.0'
+    with addresses(PROBE), running(*words):
+        eventually(lambda: passed in (get(metrics) or ""), "the probe passed")
+    assert plane.ask("GET", engine)["metadata"]["uid"] == before
 
 
 def test_helm_test_fails_where_the_model_is_another(

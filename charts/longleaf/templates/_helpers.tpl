@@ -116,6 +116,23 @@ An autoscaler's number stays as it is: without one in the manifest, Kubernetes w
 {{- include "longleaf.replicas" (dict "kind" "StatefulSet" "component" "engine" "scale" $scale "replicas" .Values.engine.replicas "root" .) }}
 {{- end }}
 
+{{/* Engines that are always there, which an autoscaler's others are not. */}}
+{{- define "longleaf.probeReplicas" -}}
+{{- $scaled := and .Values.keda.enabled (eq .Values.keda.target "engine") }}
+{{- int (ternary .Values.keda.minReplicas .Values.engine.replicas $scaled) }}
+{{- end }}
+
+{{/* Tokens that a probe has an engine answer with. */}}
+{{- define "longleaf.probeAnswer" -}}64{{- end }}
+
+{{- define "longleaf.lengths" -}}
+{{- $lengths := list }}
+{{- range . }}
+{{- $lengths = append $lengths (int . | toString) }}
+{{- end }}
+{{- join "," $lengths }}
+{{- end }}
+
 {{- define "longleaf.gatewayReplicas" -}}
 {{- $scale := dict }}
 {{- if .Values.gateway.autoscaling.enabled }}
@@ -233,6 +250,18 @@ An autoscaler's number stays as it is: without one in the manifest, Kubernetes w
 {{- fail "gateway.engineApiKey.existingSecret: the embedded engine demands no key (engine.kind: embedded)" }}
 {{- else if gt (int $engine.embedded.contextLength) (int $engine.embedded.kvPoolTokens) }}
 {{- fail (printf "engine.embedded.contextLength is %d, above engine.embedded.kvPoolTokens of %d: such a request could never run" (int $engine.embedded.contextLength) (int $engine.embedded.kvPoolTokens)) }}
+{{- end }}
+{{- if .Values.probe.enabled }}
+{{- if and (eq $engine.kind "sglang") (not $engine.speculative.enabled) }}
+{{- fail "probe.enabled: without engine.speculative.enabled there are no steps to judge" }}
+{{- end }}
+{{- $longest := ternary $engine.contextLength $engine.embedded.contextLength (eq $engine.kind "sglang") }}
+{{- $answer := include "longleaf.probeAnswer" . }}
+{{- range .Values.probe.contexts }}
+{{- if gt (add (int .) (int $answer)) (int64 $longest) }}
+{{- fail (printf "probe.contexts has %d: with an answer of %s tokens that is above the engine's context length of %d" (int .) $answer (int $longest)) }}
+{{- end }}
+{{- end }}
 {{- end }}
 {{- if and .Values.keda.enabled (eq .Values.keda.target "gateway") .Values.gateway.autoscaling.enabled }}
 {{- fail "keda.target is gateway and gateway.autoscaling is enabled: two autoscalers would fight" }}

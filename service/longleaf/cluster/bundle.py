@@ -1,8 +1,9 @@
 """What support asks for, without secrets and without prompts.
 
-Objects of the release, its nodes and events, the logs of gateways and preflight, and what gateways
-count. Secrets are never read, and `scrub` takes out what may be one wherever it stands. Engines'
-logs stay out, for SGLang can be told to log requests; a gateway's never holds a word of a prompt.
+Objects of the release, its nodes and events, the logs of gateways, preflight and probes, and what
+gateways count. Secrets are never read, and `scrub` takes out what may be one wherever it stands.
+Engines' logs stay out, for SGLang can be told to log requests; the others never hold a word of a
+prompt.
 """
 
 import io
@@ -18,7 +19,7 @@ from longleaf import __version__
 from longleaf.cluster.client import Cluster, ClusterError, part_of
 from longleaf.cluster.scrub import cleaned, scrubbed
 
-_LOGGED = ("gateway", "preflight")
+_LOGGED = ("gateway", "preflight", "probe")
 _LOG_LINES = 2000
 
 

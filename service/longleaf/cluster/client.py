@@ -216,7 +216,7 @@ class Cluster:
 
 
 def part_of(pod: Object) -> str:
-    """engine, gateway or test; "-" for what is none of the release's."""
+    """engine, gateway, probe or test; "-" for what is none of the release's."""
     return str(pod["metadata"].get("labels", {}).get(_PART, "-"))
 
 
