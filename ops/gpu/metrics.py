@@ -1,5 +1,6 @@
 """Read our families from a server's /metrics."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -34,6 +35,23 @@ def _samples(text: str) -> Iterator[tuple[tuple[str, str, str], float]]:
             if "context_bucket" in labels and "le" not in labels:
                 key = (sample.name, labels["context_bucket"], labels.get("phase", ""))
                 yield key, sample.value
+
+
+def steps_by_nodes(client: Client) -> Counter[int]:
+    """Steps that each node count has had; counts that no bucket ends at are told by the next."""
+    cumulative: dict[str, dict[float, float]] = {}
+    for family in text_string_to_metric_families(client.get("/metrics").decode()):
+        for sample in family.samples:
+            if sample.name == "longleaf_tree_nodes_bucket" and sample.labels["le"] != "+Inf":
+                bucket = cumulative.setdefault(sample.labels["context_bucket"], {})
+                bucket[float(sample.labels["le"])] = sample.value
+    found: Counter[int] = Counter()
+    for counts in cumulative.values():
+        below = 0.0
+        for nodes, steps in sorted(counts.items()):
+            found[int(nodes)] += int(steps - below)
+            below = steps
+    return found
 
 
 def phase_means(before: Counters, after: Counters) -> dict[str, float]:

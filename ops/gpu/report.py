@@ -167,34 +167,43 @@ def profile_rows(measured: Measured) -> Iterator[Row]:
 
 def adaptive_rows(measured: Measured) -> Iterator[Row]:
     """How far the adaptive budget is behind the best fixed width, cell by cell, and over all."""
-    cells: dict[tuple[str, int], dict[str, float]] = {}
-    for entry in measured.entries("adaptive"):
-        cell = cells.setdefault((entry["kind"], entry["context"]), {})
-        cell[entry["server"]] = entry["tokens_per_second"]
-    if len(cells) < len(KINDS) * len(WIDTH_CONTEXTS):
+    entries = list(measured.entries("adaptive"))
+    if len({(entry["kind"], entry["context"]) for entry in entries}) < len(KINDS) * len(
+        WIDTH_CONTEXTS
+    ):
         yield Row("adaptive_worst_regret", None, "share", 0.03, "lower", why="not measured")
         return
-    fixed = [f"fixed-{nodes}" for nodes in WIDTHS]
-    regrets = {
-        cell: 1.0 - speeds["adaptive"] / max(speeds[name] for name in fixed)
-        for cell, speeds in cells.items()
-    }
-    worst = max(regrets, key=lambda cell: regrets[cell])
-    yield Row(
-        "adaptive_worst_regret",
-        round(regrets[worst], 4),
-        "share",
-        0.03,
-        "lower",
-        len(cells),
-        why=f"{worst[0]} at {name_of(worst[1])}",
-    )
-
-    def seconds(server: str) -> float:
-        return sum(1.0 / speeds[server] for speeds in cells.values())
-
-    gain = min(seconds(name) for name in fixed) / seconds("adaptive")
-    yield Row("adaptive_over_best_fixed_mix", round(gain, 4), "ratio", 1.0, n=len(cells))
+    for suffix, figure, bar in (
+        ("", "tokens_per_second", 0.03),
+        ("_wall", "wall_tokens_per_second", None),
+    ):
+        cells: dict[tuple[str, int], dict[str, float]] = {}
+        for entry in entries:
+            cells.setdefault((entry["kind"], entry["context"]), {})[entry["server"]] = entry[figure]
+        fixed = [f"fixed-{nodes}" for nodes in WIDTHS]
+        regrets = {
+            cell: 1.0 - speeds["adaptive"] / max(speeds[name] for name in fixed)
+            for cell, speeds in cells.items()
+        }
+        worst = max(regrets, key=lambda cell: regrets[cell])
+        yield Row(
+            f"adaptive_worst_regret{suffix}",
+            round(regrets[worst], 4),
+            "share",
+            bar,
+            "lower",
+            len(cells),
+            why=f"{worst[0]} at {name_of(worst[1])}",
+        )
+        seconds = {
+            name: sum(1.0 / speeds[name] for speeds in cells.values())
+            for name in (*fixed, "adaptive")
+        }
+        gain = min(seconds[name] for name in fixed) / seconds["adaptive"]
+        better = 1.0 if bar is not None else None
+        yield Row(
+            f"adaptive_over_best_fixed_mix{suffix}", round(gain, 4), "ratio", better, n=len(cells)
+        )
 
 
 def soak_row(leaked: int | None) -> Row:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import torch
 
 from longleaf.exporters.cupti import CuptiPm
 from longleaf.exporters.source import LEAST_INTERVAL
@@ -54,6 +55,8 @@ class Driver(threading.Thread):
     def run(self) -> None:
         """Called by the thread."""
         try:
+            # A thread has no CUDA context of its own, and cuBLAS warns where it must make one.
+            torch.cuda.set_device(torch.cuda.current_device())
             while not self._stop_asked.is_set():
                 self._load.chunk()
                 self._ends.append(time.perf_counter())
@@ -116,7 +119,8 @@ class Exporter:
         """Let it write its recording, and end."""
         self._process.send_signal(signal.SIGINT)
         try:
-            self._process.wait(_START_SECONDS)
+            # Reads what is left and closes the pipe.
+            self._process.communicate(timeout=_START_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             raise

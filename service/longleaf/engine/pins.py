@@ -229,11 +229,6 @@ SIGNATURES: Mapping[str, Mapping[str, str]] = {
     "sglang.srt.model_executor.cuda_graph_config": {
         "check_cuda_graph_backend": "(phase, backend)",
     },
-    "sglang.srt.model_executor.forward_batch_info": {
-        "compute_position": (
-            "(attn_backend, extend_prefix_lens, extend_seq_lens, extend_seq_lens_sum)"
-        ),
-    },
     "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph": {
         "is_in_breakable_cuda_graph": "()",
     },

@@ -12,7 +12,9 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
@@ -47,18 +49,31 @@ def chain_rows(lengths: Sequence[int], width: int, device: torch.device | str) -
     """Lay out extends of 1 to `width` tokens each, ValueError for others, in one host copy."""
     if not lengths or min(lengths) < 1 or max(lengths) > width:
         raise ValueError(f"extends of 1 to {width} tokens fit, got {list(lengths)}")
-    length = torch.tensor(lengths)
-    start = length.cumsum(0) - length
-    column = torch.arange(width)
-    source = start[:, None] + torch.minimum(column, length[:, None] - 1)
-    filler = column >= length[:, None]
-    rows = torch.arange(len(lengths) * width).view(-1, width)
-    parts = [source.flatten(), filler.flatten().long(), rows[~filler], rows[:, 0] + length - 1]
-    host = torch.cat(parts)
-    if torch.device(device).type == "cuda":
-        host = host.pin_memory()
-    there = host.to(device, non_blocking=True).split([len(part) for part in parts])
+    length = np.asarray(lengths)[:, None]
+    start = length.cumsum()[:, None] - length
+    column = np.arange(width)
+    source = start + np.minimum(column, length - 1)
+    filler = column >= length
+    rows = np.arange(len(lengths) * width).reshape(-1, width)
+    parts = [source.ravel(), filler.ravel(), rows[~filler], (rows[:, :1] + length - 1).ravel()]
+    there = _on_device(parts, device).split([len(part) for part in parts])
     return ChainRows(there[0], there[1].bool(), there[2], there[3])
+
+
+def extend_positions(
+    prefixes: Sequence[int], lengths: Sequence[int], device: torch.device | str
+) -> Tensor:
+    """Return the positions of packed extends, int64 [sum(lengths)], without waiting."""
+    pairs = zip(prefixes, lengths, strict=True)
+    return _on_device([np.arange(prefix, prefix + new) for prefix, new in pairs], device)
+
+
+def _on_device(parts: Sequence[NDArray[np.int64]], device: torch.device | str) -> Tensor:
+    """Return the parts one after another, int64, by one copy that the host does not wait for."""
+    pinned = torch.device(device).type == "cuda"
+    host = torch.empty(sum(map(len, parts)), dtype=torch.int64, pin_memory=pinned)
+    np.concatenate(parts, out=host.numpy())
+    return host.to(device, non_blocking=True)
 
 
 class ShortExtends:

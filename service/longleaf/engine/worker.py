@@ -16,7 +16,6 @@ from sglang.srt.model_executor.forward_batch_info import (
     CaptureHiddenMode,
     ForwardBatch,
     ForwardMode,
-    compute_position,
 )
 from sglang.srt.runtime_context import get_exec
 from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
@@ -33,7 +32,7 @@ from longleaf.engine.compaction import TargetCompactor
 from longleaf.engine.draft_head import DraftMarginals, MarginalHead, head_shard
 from longleaf.engine.metrics import EngineObserver, PhaseClock, StepLedger, StepRecord
 from longleaf.engine.options import captured_nodes, engine_options
-from longleaf.engine.short_extend import ShortExtends
+from longleaf.engine.short_extend import ShortExtends, extend_positions
 from longleaf.engine.verify_input import RootTrees, verify_input
 from longleaf.engine.widths import VerifyRunners, WidthPolicy, make_budget, spec_width
 from longleaf_kernels._tree import DraftTrees
@@ -164,9 +163,7 @@ class DDTreeWorker(DFlashWorkerV2):
     ) -> Any:
         """Run one step of a batch."""
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
-            if batch.return_logprob:
-                return self._prefill_with_logprobs(batch, on_publish)
-            return super().forward_batch_generation(batch, on_publish=on_publish)
+            return self._prefill(batch, on_publish)
         if batch.forward_mode.is_idle():
             return super().forward_batch_generation(batch, on_publish=on_publish)
         if not isinstance(batch.spec_info, DFlashDraftInputV2):
@@ -425,10 +422,13 @@ class DDTreeWorker(DFlashWorkerV2):
             mask.apply(logits)
         return logits
 
-    def _prefill_with_logprobs(
-        self, batch: Any, on_publish: Callable[[Tensor], None] | None
-    ) -> Any:
-        """Prefill a batch of which a request wants log-probabilities: DFLASH refuses those."""
+    def _prefill(self, batch: Any, on_publish: Callable[[Tensor], None] | None) -> Any:
+        """Prefill as DFLASH does, with log-probabilities too, and waiting for nothing.
+
+        DFLASH copies lengths to the GPU from pageable memory, for which the host waits until the
+        forward before has ended; what follows is then launched after it instead of beside it.
+        """
+        self._validate_phase1_sampling_support(batch)
         result = self.target_worker.forward_batch_generation(
             batch, capture_hidden_mode=CaptureHiddenMode.FULL
         )
@@ -438,19 +438,12 @@ class DDTreeWorker(DFlashWorkerV2):
         output = result.logits_output
         if output.hidden_states is None:
             raise RuntimeError("DDTREE needs the target's tapped hidden states, got none")
-        device = result.next_token_ids.device
-        positions, _ = compute_position(
-            self.model_runner.server_args.attention_backend,
-            torch.tensor(batch.prefix_lens, dtype=torch.int32, device=device),
-            torch.tensor(batch.extend_lens, dtype=torch.int32, device=device),
-            sum(batch.extend_lens),
-        )
         self._append_target_hidden_to_draft_kv_by_loc(
             target_hidden=output.hidden_states,
             cache_loc=batch.out_cache_loc,
-            positions=positions,
+            positions=extend_positions(batch.prefix_lens, batch.extend_lens, self.device),
         )
-        output.hidden_states = None
+        output.hidden_states = None  # the overlap schedule would copy them to the host
         result.next_draft_input = self._make_next_draft_input_prefill(
             bonus_tokens=result.next_token_ids, seq_lens=batch.seq_lens
         )

@@ -68,7 +68,8 @@ SPECS: Mapping[str, Callable[[], ServerSpec]] = {
     # A tiny model fills the tokens that a schema leaves it with spaces if it may.
     "ddtree": lambda: _ddtree("ddtree", flags=("--constrained-json-disable-any-whitespace",)),
     "adaptive": lambda: tiny(Method.DDTREE, "adaptive"),
-    "plain-fp8": lambda: tiny(Method.STOCK_PLAIN).variant("plain-fp8", flags=FP8),
+    # SGLang's own decoding of fp8 KV rounds the softmax's probabilities to fp8 as well.
+    "plain-fp8": lambda: tiny(Method.OURS_PLAIN).variant("plain-fp8", flags=FP8),
     "ddtree-fp8": lambda: _ddtree("ddtree-fp8", flags=FP8),
     "ddtree-padded": lambda: _planted("ddtree-padded", "none"),
     "ddtree-retracting": lambda: _ddtree(

@@ -27,7 +27,8 @@ def test_greedy_answers_are_those_without_speculation(
     print(f"{ours}: {len(found)} of {len(prompts)} answers part, bound {GAP}: {found}")
     assert [len(answer.tokens) for answer in answers] == [TOKENS] * len(prompts)
     assert wrong(found) == []
-    assert len(found) <= len(prompts) // 4
+    # A latent row that bf16 rounding moves by 1/256 may move by 1/16 once it is fp8: more ties.
+    assert len(found) <= len(prompts) // (2 if ours == "ddtree-fp8" else 4)
 
 
 @pytest.mark.servers("plain", "ddtree")
