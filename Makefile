@@ -129,7 +129,7 @@ test-clients: $(VENV)/.dev .venv-clients/.ready ## Test the gateway with clients
 bench-gateway: $(VENV)/.dev .venv-peers/.ready .venv-litellm/.ready ## Measure the gateway beside its peers; writes ops/results/gateway.json
 	$(BIN)/python -m ops.bench.gateway $(BENCH_ARGS)
 
-bench-load: $(VENV)/.dev $(LOAD_VENV)/.ready .venv-clients/.ready ## Load the service to saturation and beyond, embedded and simulated; writes ops/results/load.json
+bench-load: $(VENV)/.dev $(LOAD_VENV)/.ready .venv-clients/.ready ## Load the service to saturation and beyond, embedded and simulated; writes ops/results/load-*.json
 	@PYTHONPATH=.:loadtest $(BIN)/python -m ops.bench.load $(BENCH_ARGS)
 
 clean: ## Remove the venv and caches

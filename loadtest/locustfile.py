@@ -15,6 +15,7 @@ from locust.env import Environment
 from locust.runners import MasterRunner, WorkerRunner
 
 from longleaf_load.arrivals import Arrival
+from longleaf_load.lengths import PlanError
 from longleaf_load.options import add_options, open_run
 from longleaf_load.progress import Progress
 from longleaf_load.records import Record, from_row
@@ -35,7 +36,11 @@ def _options(parser: Any) -> None:
 @events.init.add_listener
 def _init(environment: Environment, **_: Any) -> None:
     """Every process has a run; the master's (or the only one's) makes the report."""
-    run = open_run(environment.parsed_options, environment.host)
+    try:
+        run = open_run(environment.parsed_options, environment.host)
+    except PlanError as error:
+        print(f"longleaf_load: error: {error}", file=sys.stderr)
+        sys.exit(2)
     environment.longleaf = run
     runner = environment.runner
     if isinstance(runner, MasterRunner):

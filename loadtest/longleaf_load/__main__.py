@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from longleaf_load.lengths import PlanError, tokens
-from longleaf_load.options import add_options, first_model, served_tokenizer
+from longleaf_load.lengths import PlanError, lengths, tokens
+from longleaf_load.options import add_options, check_run, first_model, served_tokenizer
 from longleaf_load.prompts import PromptSource
 from longleaf_load.recording import Recorder
 from longleaf_load.report import compare_page, compare_rows
 from longleaf_load.run import machine
 
-_COMMIT_ANSWERS = 6
+_COMMIT_ANSWERS = 12
+_MOST_WORKERS = 256
 _LOCUSTFILE = Path(__file__).resolve().parents[1] / "locustfile.py"
 
 
@@ -32,6 +33,11 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--contexts", default="256,1k,4k", help="Contexts to record.")
     parser.add_argument("--batches", default="1,2,4", help="Batches to record.")
+    parser.add_argument(
+        "--answers",
+        default="128",
+        help="Lengths of answers to record commit_len from: the traffic's, written as in a plan.",
+    )
     add_options(parser)
     options = parser.parse_args(arguments)
     try:
@@ -40,12 +46,16 @@ def main(arguments: Sequence[str]) -> int:
             return compare(first, second, Path(options.out))
         if not options.url:
             parser.error("--url is missing")
-        if options.workers < 1:
-            parser.error(f"--workers must be at least 1, got {options.workers}")
+        if not 1 <= options.workers <= _MOST_WORKERS:
+            parser.error(f"--workers must be between 1 and {_MOST_WORKERS}, got {options.workers}")
         if options.record_curve:
             return record_curve(options)
+        options.model_name = check_run(options, options.url)
+        Path(options.out).mkdir(parents=True, exist_ok=True)
     except PlanError as error:
         parser.error(str(error))
+    except OSError as error:
+        parser.error(f"--out: {error.filename}: {error.strerror}")
     return _become_locust(options)
 
 
@@ -70,18 +80,20 @@ def compare(first: Path, second: Path, out: Path) -> int:
 
 def record_curve(options: argparse.Namespace) -> int:
     """Record an engine's curve and commit_len as ``NAME.json`` and ``NAME-commit_len.json``."""
+    if "/" in options.record_curve:
+        raise PlanError(f"--record-curve must be a name, not a path, got {options.record_curve!r}")
     contexts = sorted(tokens(word, "--contexts") for word in options.contexts.split(","))
     batches = sorted(tokens(word, "--batches") for word in options.batches.split(","))
-    directory = served_tokenizer(options)
+    answers = lengths(options.answers, "--answers")
     recorder = Recorder(
         options.url,
         options.model_name or first_model(options.url, None),
-        PromptSource(directory, contexts[-1], options.plan_seed or 1),
+        PromptSource(served_tokenizer(options), contexts[-1], options.plan_seed or 1),
         lambda line: print(line, file=sys.stderr, flush=True),
     )
     about = {"name": options.record_curve, **machine()}
     found = {**about, **recorder.curve(contexts, batches)}
-    kinds = recorder.commits(contexts[len(contexts) // 2], _COMMIT_ANSWERS)
+    kinds = recorder.commits(contexts, answers, _COMMIT_ANSWERS)
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     for name, document in (("", found), ("-commit_len", {**about, "kinds": kinds})):
@@ -103,11 +115,10 @@ def _report(path: Path) -> Any:
 def _locust_arguments(options: argparse.Namespace) -> list[str]:
     workers = str(options.workers)
     out = Path(options.out)
-    out.mkdir(parents=True, exist_ok=True)
     arguments = ["-f", str(_LOCUSTFILE), "--headless", "--only-summary", "--host", options.url]
     arguments += ["-u", workers, "-r", workers, "--csv", str(out / "locust"), "--stop-timeout", "5"]
     arguments += ["--loglevel", "WARNING", "--load-workers", workers, "--plan", options.plan]
-    arguments += ["--rate", str(options.rate), "--out", str(out)]
+    arguments += ["--rate", str(options.rate), "--longer", str(options.longer), "--out", str(out)]
     if options.workers > 1:
         arguments += ["--processes", workers]
     if options.plan_seed is not None:

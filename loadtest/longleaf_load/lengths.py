@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 _SUFFIX = 1024
+_MOST = 1_000_000
 _ROUND = {"185k": 185_000, "200k": 200_000}
 _FORMS = (
     "2k, 'uniform 1k 8k', 'log_uniform 1k 185k', 'lognormal 4k 1.0' (median, sigma), "
@@ -31,8 +32,8 @@ def tokens(text: str | int, field: str) -> int:
         if not digits.isdecimal():
             raise PlanError(f"{field}: {text!r} is no number of tokens such as 512 or 16k")
         number = _ROUND.get(word, int(digits) * (_SUFFIX if word.endswith("k") else 1))
-    if number < 1:
-        raise PlanError(f"{field} must be at least 1 token, got {number}")
+    if not 1 <= number <= _MOST:
+        raise PlanError(f"{field} must be between 1 and {_MOST:,} tokens, got {number}")
     return number
 
 
@@ -57,10 +58,11 @@ class Even(random.Random):
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """A distribution, with what the plan calls it."""
+    """A distribution, with what the plan calls it. ``most``: the longest that was written down."""
 
     words: str
     draw: Draw
+    most: int
 
 
 def lengths(value: Any, field: str) -> Lengths:
@@ -74,20 +76,21 @@ def lengths(value: Any, field: str) -> Lengths:
     kind, *rest = value.split()
     if not rest:
         fixed = tokens(kind, field)
-        return Lengths(value, lambda _: fixed)
+        return Lengths(value, lambda _: fixed, fixed)
     if len(rest) != 2 or kind not in {"uniform", "log_uniform", "lognormal"}:
         raise PlanError(f"{field}: {value!r} is no distribution of lengths: {_FORMS}")
     low = tokens(rest[0], field)
     if kind == "lognormal":
-        return Lengths(value, _lognormal(low, _sigma(rest[1], field)))
+        return Lengths(value, _lognormal(low, _sigma(rest[1], field)), low)
     high = tokens(rest[1], field)
     if high < low:
         raise PlanError(f"{field}: {value!r}: the second length is less than the first")
     if kind == "uniform":
-        return Lengths(value, lambda random_: random_.randint(low, high))
+        return Lengths(value, lambda random_: random_.randint(low, high), high)
     return Lengths(
         value,
         lambda random_: round(math.exp(random_.uniform(math.log(low), math.log(high)))),
+        high,
     )
 
 
@@ -118,12 +121,13 @@ def _mixture(parts: Sequence[Any], field: str) -> Lengths:
     words = ", ".join(
         f"{share:g} of {one.words}" for share, one in zip(shares, members, strict=True)
     )
-    return Lengths(words, lambda random_: random_.choices(members, shares)[0].draw(random_))
+    most = max(member.most for member in members)
+    return Lengths(words, lambda random_: random_.choices(members, shares)[0].draw(random_), most)
 
 
 def positive(value: Any, field: str) -> float:
     """A number above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise PlanError(f"{field} must be a number above 0, got {value!r}")
     return float(value)
 

@@ -3,12 +3,14 @@
 import json
 import os
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from longleaf import embedded
 from longleaf_load.lengths import PlanError
-from longleaf_load.plan import load_plan
+from longleaf_load.plan import Plan, load_plan
 from longleaf_load.prompts import PromptSource
 from longleaf_load.run import Run
 from longleaf_load.slo import parse_slo
@@ -22,6 +24,7 @@ def add_options(parser: Any) -> None:
     add = parser.add_argument_group("Longleaf").add_argument
     add("--plan", default=str(SMOKE), help="Plan: arrivals, lengths, texts (TOML).")
     add("--rate", type=float, default=1.0, help="Factor on the plan's rates.")
+    add("--longer", type=float, default=1.0, help="Factor on the seconds of the plan's phases.")
     add("--plan-seed", type=int, default=None, help="Instead of the plan's seed.")
     add("--model-name", default="", help="Served model (default: the first that is listed).")
     add("--served-tokenizer", default="", help="Directory of the served tokenizer.json.")
@@ -30,18 +33,30 @@ def add_options(parser: Any) -> None:
     add("--load-workers", type=int, default=1, help="Processes that share the arrivals.")
 
 
+def check_run(options: Any, url: str) -> str:
+    """All that can be wrong with a run, told before it starts; the model that it asks for."""
+    _plan(options)
+    parse_slo(options.slo)
+    served_tokenizer(options)
+    return options.model_name or first_model(url, _key())
+
+
 def open_run(options: Any, url: str | None) -> Run:
     """Read the plan and the texts. ``PlanError`` says what is wrong; the key of the API is
     ``LONGLEAF_API_KEY``.
     """
     if not url:
         raise PlanError("--host is missing: the gateway's URL")
-    plan = load_plan(Path(options.plan), options.rate, options.plan_seed)
-    key = os.environ.get("LONGLEAF_API_KEY")
+    plan, key = _plan(options), _key()
     model = options.model_name or first_model(url, key)
+    source = PromptSource(served_tokenizer(options), plan.longest, plan.seed)
+    if plan.longest < source.shortest:
+        raise PlanError(
+            f"prompts.longest must be at least {source.shortest} tokens, got {plan.longest}"
+        )
     return Run(
         plan=plan,
-        source=PromptSource(served_tokenizer(options), plan.longest, plan.seed),
+        source=source,
         slo=parse_slo(options.slo),
         url=url,
         model=model,
@@ -52,20 +67,33 @@ def open_run(options: Any, url: str | None) -> Run:
     )
 
 
+def _plan(options: Any) -> Plan:
+    return load_plan(Path(options.plan), options.rate, options.plan_seed, options.longer)
+
+
+def _key() -> str | None:
+    return os.environ.get("LONGLEAF_API_KEY") or None
+
+
 def first_model(url: str, key: str | None) -> str:
     """The first model that is served. ``PlanError`` where nothing answers."""
+    if urlsplit(url).scheme not in {"http", "https"}:
+        raise PlanError(f"{url!r} is no URL like http://host:8080")
     request = urllib.request.Request(url.rstrip("/") + "/v1/models")
     if key:
         request.add_header("authorization", f"Bearer {key}")
     try:
         with urllib.request.urlopen(request, timeout=_ASK_SECONDS) as answer:
             return str(json.loads(answer.read())["data"][0]["id"])
-    except (OSError, ValueError, LookupError) as error:
+    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
         raise PlanError(f"{url} does not list its models: {error}") from None
 
 
 def served_tokenizer(options: Any) -> Path:
-    """Where the served tokenizer lies: the tiny model's by default."""
+    """Where the served tokenizer lies: the tiny model's by default. ``PlanError`` where none is."""
     if options.served_tokenizer:
-        return Path(options.served_tokenizer)
+        directory = Path(options.served_tokenizer)
+        if not (directory / "tokenizer.json").is_file():
+            raise PlanError(f"--served-tokenizer: no tokenizer.json in {directory}")
+        return directory
     return Path(embedded.__file__).parent / "models" / "tiny-target"

@@ -1,9 +1,10 @@
 """A plan: who arrives when and asks what. Written in TOML, all of it drawn from one seed."""
 
 import json
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,18 +71,26 @@ _SECTIONS = {
 }
 
 
-def load_plan(path: Path, rate_factor: float = 1.0, seed: int | None = None) -> Plan:
-    """Read a plan; ``rate_factor`` multiplies its rates. ``PlanError`` names the wrong field."""
+def load_plan(
+    path: Path, rate_factor: float = 1.0, seed: int | None = None, longer: float = 1.0
+) -> Plan:
+    """Read a plan; ``rate_factor`` multiplies its rates, ``longer`` its phases' seconds.
+    ``PlanError`` names the wrong field.
+    """
+    positive(rate_factor, "--rate")
+    positive(longer, "--longer")
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise PlanError(f"{path}: no such file") from None
-    except tomllib.TOMLDecodeError as error:
+    except OSError as error:
+        raise PlanError(f"{path}: {error.strerror}") from None
+    except ValueError as error:  # of TOML, or of UTF-8
         raise PlanError(f"{path}: not valid TOML: {error}") from None
     try:
-        return parse_plan(values, path.parent, rate_factor, seed)
+        plan = parse_plan(values, path.parent, rate_factor, seed)
     except PlanError as error:
         raise PlanError(f"{path}: {error}") from None
+    phases = tuple(replace(phase, seconds=phase.seconds * longer) for phase in plan.phases)
+    return replace(plan, phases=phases)
 
 
 def parse_plan(
@@ -91,7 +100,7 @@ def parse_plan(
     _check_names(values)
     prompts, documents = values.get("prompts", {}), values.get("documents", {})
     turns = values.get("turns", {})
-    trace = _trace(folder / values["trace"]) if "trace" in values else ()
+    trace = _trace(folder / _text(values["trace"], "trace")) if "trace" in values else ()
     if not trace and "length" not in prompts:
         raise PlanError("prompts.length is missing (or a trace)")
     api = values.get("api", "chat")
@@ -103,9 +112,10 @@ def parse_plan(
     phases = _phases(values.get("phase", []), rate_factor)
     if not phases:
         phases = _trace_phase(trace, rate_factor)
-    return Plan(
+    longest = tokens(prompts.get("longest", "185k"), "prompts.longest")
+    plan = Plan(
         phases=phases,
-        prompt=lengths(prompts["length"], "prompts.length") if "length" in prompts else None,
+        prompt=_prompts(prompts, "prompts.length", longest),
         answer=lengths(values.get("answers", {}).get("max_tokens", 128), "answers.max_tokens"),
         trace=trace,
         texts=_texts(prompts.get("texts", dict.fromkeys(KINDS, 1.0))),
@@ -113,16 +123,30 @@ def parse_plan(
         api=api,
         seed=_count(values.get("seed", 1) if seed is None else seed, "seed", 0),
         documents=_count(documents.get("count", 4), "documents.count", 1),
-        document=lengths(documents["length"], "documents.length") if documents else None,
+        document=_prompts(documents, "documents.length", longest),
         document_share=document_share,
         turns=_count(turns.get("count", 1), "turns.count", 1),
         think_seconds=positive(turns.get("think_seconds", 1.0), "turns.think_seconds"),
         cancel_share=share(values.get("cancel", {}).get("share", 0.0), "cancel.share"),
         retries=_count(values.get("retries", 0), "retries", 0),
         stop_below=share(values.get("stop_below", 0.0), "stop_below"),
-        longest=tokens(prompts.get("longest", "185k"), "prompts.longest"),
+        longest=longest,
         timeout_seconds=positive(values.get("timeout_seconds", 600.0), "timeout_seconds"),
     )
+    if plan.api != "chat" and (plan.document_share or plan.turns > 1):
+        field = "documents.share" if plan.document_share else "turns.count"
+        raise PlanError(f"{field} needs messages: api must be chat, got {plan.api!r}")
+    return plan
+
+
+def _prompts(values: Mapping[str, Any], field: str, longest: int) -> Lengths | None:
+    """The distribution ``length`` of a section, none of it beyond the longest prompt."""
+    if "length" not in values:
+        return None
+    found = lengths(values["length"], field)
+    if found.most > longest:
+        raise PlanError(f"{field}: {found.most} tokens are more than prompts.longest, {longest}")
+    return found
 
 
 def _check_names(values: Mapping[str, Any]) -> None:
@@ -144,6 +168,8 @@ def _phases(rows: Any, factor: float) -> tuple[Phase, ...]:
     phases = []
     for number, row in enumerate(rows):
         where = f"phase[{number}]"
+        if not isinstance(row, Mapping):
+            raise PlanError(f"{where} must be a table, [[phase]], got {row!r}")
         unknown = sorted(set(row) - {"name", "seconds", "rate", "end_rate", "burst"})
         if unknown:
             raise PlanError(f"{where}.{unknown[0]} is not known")
@@ -176,6 +202,8 @@ def _trace(path: Path) -> tuple[Traced, ...]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise PlanError(f"trace: {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise PlanError(f"trace: {path}: not UTF-8: {error}") from None
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
@@ -184,14 +212,18 @@ def _trace(path: Path) -> tuple[Traced, ...]:
             row = json.loads(line)
         except ValueError as error:
             raise PlanError(f"{where}: not valid JSON: {error}") from None
+        if not isinstance(row, Mapping):
+            raise PlanError(f"{where}: must be an object, got {row!r}")
         prompt = row.get("prompt_tokens", row.get("input_length"))
         answer = row.get("max_tokens", row.get("output_length"))
         at, kind = row.get("timestamp"), row.get("text")
         if kind is not None and kind not in KINDS:
             raise PlanError(f"{where}: text must be one of {', '.join(KINDS)}, got {kind!r}")
+        if at is not None:
+            at = _milliseconds(at, f"{where}: timestamp", lines[-1].at if lines else None)
         lines.append(
             Traced(
-                None if at is None else float(at) / 1e3,
+                at,
                 _count(prompt, f"{where}: prompt_tokens", 1),
                 None if answer is None else _count(answer, f"{where}: max_tokens", 1),
                 kind,
@@ -208,10 +240,25 @@ def _trace(path: Path) -> tuple[Traced, ...]:
     )
 
 
+def _milliseconds(value: Any, field: str, earlier: float | None) -> float:
+    """Seconds, not before ``earlier``."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise PlanError(f"{field} must be a number of milliseconds, got {value!r}")
+    if earlier is not None and value / 1e3 < earlier:
+        raise PlanError(f"{field} must not be before the line above, got {value!r}")
+    return value / 1e3
+
+
 def _texts(values: Any) -> tuple[tuple[str, float], ...]:
     if not isinstance(values, Mapping) or not values or set(values) - set(KINDS):
         raise PlanError(f"prompts.texts must give shares to {', '.join(KINDS)}, got {values!r}")
     return tuple((kind, positive(part, f"prompts.texts.{kind}")) for kind, part in values.items())
+
+
+def _text(value: Any, field: str) -> str:
+    if not isinstance(value, str):
+        raise PlanError(f"{field} must be a string, got {value!r}")
+    return value
 
 
 def _flag(value: Any, field: str) -> bool:

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer as HfTokenizer
 
 from longleaf.embedded.tokenizer import Tokenizer
 from longleaf.probes.texts import TEXTS
+from longleaf_load.lengths import PlanError
 
 KINDS: tuple[str, ...] = tuple(TEXTS)
 """Kinds of text, easiest first."""
@@ -28,7 +29,7 @@ _LINES = 4
 """Of so many seeds in a row, the second one counts in lines."""
 
 
-class PromptError(ValueError):
+class PromptError(PlanError):
     """A prompt of that length cannot be made with this tokenizer."""
 
 
@@ -46,7 +47,10 @@ class PromptSource:
     """Cuts prompts for one tokenizer (a directory with ``tokenizer.json``)."""
 
     def __init__(self, directory: Path, longest: int, seed: int) -> None:
-        self._tokenizer = Tokenizer.load(directory)
+        try:
+            self._tokenizer = Tokenizer.load(directory)
+        except (OSError, ValueError) as error:
+            raise PromptError(str(error)) from None
         self._longest = longest
         encoder = HfTokenizer.from_file(str(directory / "tokenizer.json"))
         self._corpora = {kind: _corpus(encoder, kind, longest, seed) for kind in KINDS}

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from longleaf_load.lengths import PlanError
+from longleaf_load.lengths import Lengths, PlanError
 from longleaf_load.prompts import KINDS, PromptSource
 
 _SECONDS = 600.0
@@ -56,6 +56,10 @@ class Recorder:
         load = self._load()
         pool = int(load["max_total_num_tokens"])
         size = load.get("memory", {}).get("kv_cache_gb", 0.0) * 2**30
+        if contexts[0] + _ANSWER + 32 >= pool:
+            raise PlanError(
+                f"--contexts: the shortest, {contexts[0]}, does not fit the engine's pool of {pool}"
+            )
         self._prefill(contexts[0])  # the first request warms up
         return {
             "nodes": info.get("speculative_num_draft_tokens") or 1,
@@ -72,11 +76,23 @@ class Recorder:
             ],
         }
 
-    def commits(self, context: int, answers: int) -> dict[str, list[int]]:
-        """Steps by accepted drafts, for each kind of text."""
+    def commits(
+        self, contexts: Sequence[int], lengths: Lengths, answers: int
+    ) -> dict[str, list[int]]:
+        """Steps by accepted drafts, for each kind of text, of ``answers`` answers after prompts of
+        ``contexts`` in turn.
+
+        ``lengths`` should be the traffic's: a model that falls into repetition drafts the end of a
+        long answer far better than a short one.
+        """
         kinds = {}
         for kind in KINDS:
-            rows = [self._ask(kind, context, _ANSWER).histogram for _ in range(answers)]
+            rows = [
+                self._ask(
+                    kind, contexts[number % len(contexts)], lengths.draw(self._random)
+                ).histogram
+                for number in range(answers)
+            ]
             width = max(map(len, rows))
             counts = [sum(row[n] for row in rows if n < len(row)) for n in range(width)]
             kinds[kind] = counts
@@ -99,8 +115,13 @@ class Recorder:
         """Seconds of a step of ``batch`` streams, while all of them decode."""
         answers: list[_Answer] = []
 
+        failures: list[Exception] = []
+
         def one(text: str) -> None:
-            answers.append(self._send(text, _ANSWER))
+            try:
+                answers.append(self._send("prose", text, _ANSWER))
+            except Exception as error:
+                failures.append(error)
 
         texts = [self._source.text("prose", context, self._random) for _ in range(batch)]
         threads = [threading.Thread(target=one, args=(text,)) for text in texts]
@@ -108,6 +129,8 @@ class Recorder:
             thread.start()
         for thread in threads:
             thread.join()
+        if failures:
+            raise failures[0]
         begin = max(answer.times[0] for answer in answers)
         end = min(answer.times[-1] for answer in answers)
         counts = [sum(begin <= at <= end for at in answer.times) - 1 for answer in answers]
@@ -120,9 +143,9 @@ class Recorder:
         return round(seconds, 6)
 
     def _ask(self, kind: str, context: int, tokens: int) -> _Answer:
-        return self._send(self._source.text(kind, context, self._random), tokens)
+        return self._send(kind, self._source.text(kind, context, self._random), tokens)
 
-    def _send(self, text: str, tokens: int) -> _Answer:
+    def _send(self, kind: str, text: str, tokens: int) -> _Answer:
         body = {
             "model": self._model,
             "messages": [{"role": "user", "content": text}],
@@ -132,6 +155,7 @@ class Recorder:
             "stream": True,
             "stream_options": {"include_usage": True},
             "return_spec_tokens_details": True,
+            "metadata": {"text": kind},
         }
         connection = http.client.HTTPConnection(self._host, self._port, timeout=_SECONDS)
         try:
@@ -146,6 +170,8 @@ class Recorder:
                     last = line
                     if b'"content":"' in line and b'"content":""' not in line:
                         times.append(time.monotonic())
+        except (OSError, http.client.HTTPException) as error:
+            raise PlanError(f"{self._url} broke off: {error or type(error).__name__}") from None
         finally:
             connection.close()
         details = json.loads(last[6:]).get("usage", {}).get("spec_tokens_details") or {}
@@ -154,9 +180,21 @@ class Recorder:
         return _Answer(times, details.get("spec_correct_drafts_histogram") or [0])
 
     def _load(self) -> dict[str, Any]:
-        load: dict[str, Any] = self._get("/v1/loads")["loads"][0]
+        try:
+            load: dict[str, Any] = self._get("/v1/loads")["loads"][0]
+            load["max_total_num_tokens"], load["total_prefill_busy_us"]
+        except (LookupError, TypeError):
+            raise PlanError(
+                f"{self._url}/v1/loads tells no prefill time: --url must be an engine's, "
+                "not a gateway's"
+            ) from None
         return load
 
     def _get(self, path: str) -> Any:
-        with urllib.request.urlopen(self._url + path, timeout=_SECONDS) as answer:
-            return json.loads(answer.read())
+        try:
+            with urllib.request.urlopen(self._url + path, timeout=_SECONDS) as answer:
+                return json.loads(answer.read())
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise PlanError(
+                f"{self._url}{path}: {error}: --url must be an engine's, not a gateway's"
+            ) from None

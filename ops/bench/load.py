@@ -1,18 +1,20 @@
 """Put the service under load: to saturation, beyond capacity, for long, and beside another client.
 
-Run as ``python -m ops.bench.load``; prints a table and writes ops/results/load.json, and the
-reports of the runs to build/load. The embedded engine is real; replicas with 185k prompts are
-simulated from the recorded curve of an H200, at a speed that lets this machine keep up. Times of
-simulated fleets are given in the curve's seconds.
+Run as ``python -m ops.bench.load``; prints a table and writes ops/results/load-<part>.json for each
+part, and the reports of the runs to build/load. The embedded engine is real; replicas with 185k
+prompts are simulated from the recorded curve of an H200, at a speed that lets this machine keep up.
+Times of simulated fleets are given in the curve's seconds.
 """
 
+import itertools
 import json
 import statistics
 import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,10 @@ import click
 
 from longleaf.capacity.model import Model
 from longleaf.capacity.traffic import normalized, parse_kind
+from longleaf.metrics import context_bucket
 from longleaf.simulate.commits import load_commits
 from longleaf.simulate.curve import load_curve
-from longleaf_load.records import read_records
+from longleaf_load.records import Record, read_records
 from longleaf_load.slo import Slo, parse_slo
 from ops.bench.gateway_peers import ROOT, TOKENIZER, cpu_seconds, resident_bytes
 from ops.bench.load_stack import GATEWAY_URL, Stack, load, record_curve, running
@@ -30,19 +33,27 @@ from ops.bench.results import RESULTS_DIR, Row, format_table, write_results
 
 PLANS = ROOT / "loadtest" / "plans"
 AIPERF = ROOT / ".venv-clients" / "bin" / "aiperf"
-FLEETS = {1: 8.0, 8: 2.0, 64: 0.5}
-"""Replicas, and the speed at which they are simulated."""
+FLEETS = {1: 4.0, 8: 2.0, 64: 0.5}
+"""Replicas, and the speed at which they are simulated: a promise in whole seconds says little
+where a second is many of the curve's."""
+_PHASES_LONGER = 2.0
+"""A full queue takes the 64 replicas 25 of the curve's seconds to fill at twice their capacity."""
 _QUEUE_PER_REPLICA = 10
 _SLO_SECONDS, _SLO_SECONDS_PER_1K, _SLO_TPOT = 60.0, 0.25, 0.5
 _MIX = ((0.5, "2k"), (0.3, "16k"), (0.14, "64k"), (0.06, "185k"))
 _SEQUENCES, _POOL = 8, 218_000
 _EMBEDDED = ("embedded", "--served-model-name", "tiny")
 _EMBEDDED_SLO = ("ttft_ms=5000", "tpot_ms=250")
+_ROUNDS = 3
+_MEASURES: Mapping[str, Callable[[Record], float | None]] = {
+    "ttft": lambda record: record.ttft,
+    "tpot": lambda record: record.tpot,
+}
 _SOAK_SPEED = 40.0
 _SOAK_SECONDS = 90.0
 """An hour at that speed."""
 _POLL_SECONDS = 1.0
-_IDLE_SECONDS = 6.0
+_IDLE_SECONDS = 12.0
 _AIPERF_REQUESTS = 40
 
 
@@ -64,16 +75,30 @@ class Bench:
         self.rows: list[Row] = []
 
     def validate(self) -> None:
-        """The real engine and its simulation, by a curve recorded just before, under one load."""
-        with running(self._folder, _EMBEDDED, 1):
-            curve, commits = record_curve(self._out, "embedded", "128,1k,4k", "1,2,4")
-            real = self._load("validate", "real")
-        engine = ("simulate", "--curve", str(curve), "--commit-len", str(commits))
-        limits = ("--chunked-prefill-size", "512", "--context-length", "16384")
-        pool = ("--max-total-tokens", "40960", "--interleave-prefill")
-        with running(self._folder, (*engine, *limits, *pool), 1):
-            simulated = self._load("validate", "simulated")
+        """The real engine and its simulation, by a curve recorded just before, under one load: in
+        rounds, so that whatever else this machine does weighs on all three alike.
+        """
+        real: list[Record] = []
+        simulated: list[Record] = []
+        for number in range(_ROUNDS):
+            seed = ("--plan-seed", str(number + 1))
+            with running(self._folder, _EMBEDDED, 1):
+                curve, commits = record_curve(
+                    self._out, "embedded", "128,512,1k,2k,4k", "1,2,4", "uniform 32 96"
+                )
+                real += self._records("validate", "real", *seed)
+            engine = ("simulate", "--curve", str(curve), "--commit-len", str(commits))
+            limits = ("--chunked-prefill-size", "512", "--context-length", "16384")
+            pool = ("--max-total-tokens", "40960", "--interleave-prefill")
+            with running(self._folder, (*engine, *limits, *pool), 1):
+                simulated += self._records("validate", "simulated", *seed)
         self._validation(real, simulated)
+
+    def _records(self, plan: str, name: str, *arguments: str) -> list[Record]:
+        """Those of a run that were served."""
+        self._load(plan, name, *arguments)
+        every = read_records(self._out / name / "records.jsonl")
+        return [record for record in every if record.outcome == "ok"]
 
     def saturate(self) -> None:
         """The real engine in steps, until less than half of the requests meet the objective."""
@@ -100,29 +125,34 @@ class Bench:
         )
         self._refusals("embedded", report)
 
-    def _validation(self, real: Mapping[str, Any], simulated: Mapping[str, Any]) -> None:
+    def _validation(self, real: Sequence[Record], simulated: Sequence[Record]) -> None:
         """Medians of all requests, and the worst context."""
-        for name in ("ttft", "tpot"):
-            column = {"ttft": 1, "tpot": 2}[name]
-            medians = [
-                statistics.median(p[column] for p in report["points"] if p[column] is not None)
-                for report in (real, simulated)
-            ]
-            away = abs(medians[1] / medians[0] - 1)
+        for name, of in _MEASURES.items():
+            medians = [_median_ms(map(of, records)) for records in (real, simulated)]
             self._add(
-                f"simulated_{name}_off_real", away, "share", "lower", 0.15, n=real["requests"]
-            )
-            self._add(f"validate_real_{name}_ms", medians[0], "ms", "lower")
-            self._add(f"validate_simulated_{name}_ms", medians[1], "ms", "lower")
-            worst = max(
-                abs(
-                    simulated["contexts"][bucket][f"{name}_ms"]["p50"] / one[f"{name}_ms"]["p50"]
-                    - 1
+                f"simulated_{name}_off_real",
+                abs(medians[1] / medians[0] - 1),
+                "share", "lower", 0.15, n=len(real),
+            )  # fmt: skip
+            self._add(f"validate_real_{name}_ms", medians[0], "ms", "lower", n=len(real))
+            self._add(f"validate_simulated_{name}_ms", medians[1], "ms", "lower", n=len(simulated))
+            worst = 0.0
+            for bucket in {context_bucket(record.prompt_tokens) for record in real}:
+                own, other = (
+                    _median_ms(
+                        of(one) for one in records if context_bucket(one.prompt_tokens) == bucket
+                    )
+                    for records in (real, simulated)
                 )
-                for bucket, one in real["contexts"].items()
-                if one["served"] and simulated["contexts"].get(bucket, {}).get("served")
-            )
+                worst = max(worst, abs(other / own - 1))
             self._add(f"simulated_{name}_off_real_worst_context", worst, "share", "lower")
+        steps = [
+            sum((one.completion_tokens or 1) - 1 for one in records)
+            / sum(one.steps or 0 for one in records)
+            for records in (real, simulated)
+        ]
+        self._add("validate_real_commit_len", steps[0], "tokens/step", n=len(real))
+        self._add("validate_simulated_commit_len", steps[1], "tokens/step", n=len(simulated))
 
     def fleets(self, sizes: Sequence[int], factor: float) -> None:
         """Simulated replicas from half to twice their capacity."""
@@ -132,21 +162,31 @@ class Bench:
     def gateway_cpu(self) -> None:
         """The same requests before 1, 8 and 64 replicas that are not busy: what one costs the
         gateway beyond what it does at rest, which is to ask each replica how it is.
+
+        Rest is measured after the requests, when all is warm; in rounds, since what else this
+        machine does makes the same work dearer.
         """
-        cpu: dict[int, float] = {}
+        each: dict[int, list[float]] = {replicas: [] for replicas in FLEETS}
+        idle: dict[int, list[float]] = {replicas: [] for replicas in FLEETS}
+        requests = 0
+        for _ in range(_ROUNDS):
+            for replicas in FLEETS:
+                engine = ("simulate", "--replicas", str(replicas), "--speed", "16")
+                with running(self._folder, engine, replicas) as stack:
+                    before, begin = cpu_seconds(stack.gateway), time.monotonic()
+                    report = self._load("cpu", f"cpu_{replicas}")
+                    spent = cpu_seconds(stack.gateway) - before
+                    took = time.monotonic() - begin
+                    rest = _cpu_per_second(stack.gateway, _IDLE_SECONDS)
+                requests = report["outcomes"]["ok"]
+                each[replicas].append((spent - rest * took) / requests * 1e3)
+                idle[replicas].append(rest * 1e3)
         for replicas in FLEETS:
-            engine = ("simulate", "--replicas", str(replicas), "--speed", "16")
-            with running(self._folder, engine, replicas) as stack:
-                idle = _cpu_per_second(stack.gateway, _IDLE_SECONDS)
-                before, begin = cpu_seconds(stack.gateway), time.monotonic()
-                report = self._load("cpu", f"cpu_{replicas}")
-                spent = cpu_seconds(stack.gateway) - before
-                rest = idle * (time.monotonic() - begin)
-            cpu[replicas] = float((spent - rest) / report["requests"] * 1e3)
-            n = report["requests"]
-            self._add(f"gateway_cpu_{replicas}_replicas", cpu[replicas], "ms/request", "lower", n=n)
-            self._add(f"gateway_idle_cpu_{replicas}_replicas", idle * 1e3, "ms/s", "lower")
-        self._add("gateway_cpu_64_vs_1", cpu[64] / cpu[1], "ratio", "lower", 1.2)
+            self._median(f"gateway_cpu_{replicas}_replicas", each[replicas], "ms/request")
+            self._median(f"gateway_idle_cpu_{replicas}_replicas", idle[replicas], "ms/s")
+        self._add("gateway_cpu_requests", requests, "requests", n=_ROUNDS)
+        ratio = statistics.median(each[64]) / statistics.median(each[1])
+        self._add("gateway_cpu_64_vs_1", ratio, "ratio", "lower", 1.2, n=_ROUNDS)
 
     def _fleet(self, replicas: int, speed: float) -> None:
         rate = capacity() * replicas * speed
@@ -160,12 +200,18 @@ class Bench:
         name = f"simulated_{replicas}"
         with running(self._folder, engine, replicas, queue) as stack:
             before = cpu_seconds(stack.gateway)
-            report = self._load("capacity", name, "--rate", str(rate), *slo)
+            report = self._load(
+                "capacity", name, "--rate", str(rate), "--longer", str(_PHASES_LONGER), *slo
+            )
             spent = cpu_seconds(stack.gateway) - before
             lost = stack.lost_seconds()
         phases = {one["name"]: one for one in report["phases"]}
         objective = parse_slo(slo[1:])
-        work = _work(self._out / name / "records.jsonl", objective, len(phases))
+        work = _work(
+            self._out / name / "records.jsonl",
+            objective,
+            [one["seconds"] for one in phases.values()],
+        )
         n = phases["2x"]["requests"]
         self._add(f"{name}_goodput_2x_vs_1x", work[2] / work[1], "ratio", "higher", 0.9, n=n)
         most, twice = (phases[one]["goodput_per_second"] for one in ("1x", "2x"))
@@ -260,6 +306,13 @@ class Bench:
         click.echo(f"== {name} ({plan})", err=True)
         return load(self._out / name, "--plan", str(PLANS / f"{plan}.toml"), *arguments)
 
+    def _median(self, name: str, values: Sequence[float], unit: str) -> None:
+        low, middle, high = (
+            round(one, 4) for one in statistics.quantiles(values, n=4, method="inclusive")
+        )
+        spread = (low, high)
+        self.rows.append(Row(name, middle, unit, better="lower", n=len(values), spread=spread))
+
     def _add(
         self,
         name: str,
@@ -274,6 +327,10 @@ class Bench:
         self.rows.append(
             Row(name, rounded, unit, bar, better, n, why=why if value is None else None)
         )
+
+
+def _median_ms(seconds: Iterable[float | None]) -> float:
+    return statistics.median(one * 1e3 for one in seconds if one is not None)
 
 
 class _Memory:
@@ -313,17 +370,20 @@ class _Memory:
             )
 
 
-def _work(path: Path, slo: Slo, phases: int) -> list[float]:
-    """By phase: what of a replica's time, in the curve's seconds, the requests took that met the
-    objective. Requests differ a hundredfold: their number says little of what was served.
+def _work(path: Path, slo: Slo, phases: Sequence[float]) -> list[float]:
+    """By phase, of so many seconds: what of a replica's time, in the curve's seconds, the requests
+    took that met the objective and ended in it. A queue that fills up serves nobody, and requests
+    differ a hundredfold: how many of a phase's requests are served sooner or later says little.
     """
-    curve, done = load_curve("h200-ddtree"), [0.0] * phases
+    curve, done = load_curve("h200-ddtree"), [0.0] * len(phases)
+    ends = list(itertools.accumulate(phases))
     for record in read_records(path):
-        if slo.met_by(record):
+        phase = bisect_right(ends, record.sent + (record.seconds or 0.0))
+        if phase < len(phases) and slo.met_by(record):
             context = record.prompt_tokens + record.max_tokens // 2
             step = curve.step_seconds([context] * _SEQUENCES) / _SEQUENCES
-            done[record.phase] += curve.prompt_seconds(record.prompt_tokens)
-            done[record.phase] += (record.steps or 0) * step
+            done[phase] += curve.prompt_seconds(record.prompt_tokens)
+            done[phase] += (record.steps or 0) * step
     return done
 
 
@@ -370,7 +430,7 @@ _PARTS = ("fleets", "gateway_cpu", "soak", "aiperf", "saturate", "validate")
 def main(
     out: Path, parts: tuple[str, ...], replicas: tuple[str, ...], speed_factor: float, results: Path
 ) -> None:
-    """Run the load benchmark; about 20 minutes on two cores."""
+    """Run the load benchmark; about 35 minutes on two cores."""
     out.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="longleaf-load-") as folder:
@@ -384,10 +444,18 @@ def main(
             "aiperf": bench.aiperf,
         }
         for part in parts:
+            before = len(bench.rows)
             work[part]()
-            path = write_results("load", "make bench-load", bench.rows, directory=results)
+            slug = part.replace("_", "-")
+            path = write_results(
+                "load",
+                f'make bench-load BENCH_ARGS="--part {part}"',
+                bench.rows[before:],
+                slug=slug,
+                directory=results,
+            )
+            click.echo(f"{path}, after {time.monotonic() - begin:.0f} s", err=True)
     click.echo(format_table(bench.rows))
-    click.echo(f"{path}, after {time.monotonic() - begin:.0f} s")
 
 
 if __name__ == "__main__":

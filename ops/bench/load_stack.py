@@ -18,7 +18,7 @@ import click
 from ops.bench.gateway_peers import ROOT, TOKENIZER
 
 LOAD_PYTHON = ROOT / ".venv-loadtest" / "bin" / "python"
-_ENGINE_PORT, _PORT, _METRICS_PORT = 9600, 9590, 9591
+_ENGINE_PORT, _PORT, _METRICS_PORT = 9700, 9690, 9691
 _START_SECONDS = 180.0
 _STOP_SECONDS = 30.0
 GATEWAY_URL = f"http://127.0.0.1:{_PORT}"
@@ -64,10 +64,13 @@ def load(out: Path, *arguments: str) -> dict[str, Any]:
     return report
 
 
-def record_curve(out: Path, name: str, contexts: str, batches: str) -> tuple[Path, Path]:
+def record_curve(
+    out: Path, name: str, contexts: str, batches: str, answers: str
+) -> tuple[Path, Path]:
     """Record the curve of the engine behind the gateway, directly; curve and commit_len."""
     command = [str(LOAD_PYTHON), "-m", "longleaf_load", "--url", f"http://127.0.0.1:{_ENGINE_PORT}"]
     command += ["--record-curve", name, "--contexts", contexts, "--batches", batches]
+    command += ["--answers", answers]
     _load_tests([*command, "--out", str(out)])
     return out / f"{name}.json", out / f"{name}-commit_len.json"
 

@@ -1,5 +1,6 @@
 import itertools
 import json
+import math
 import random
 import statistics
 from pathlib import Path
@@ -96,6 +97,18 @@ def test_even_draws_look_like_many() -> None:
         ({"turns": {"count": 0}}, "turns.count must be a whole number of at least 1"),
         ({"colour": 1}, "colour is not known; a plan has"),
         ({"trace": "none.jsonl"}, "trace: none.jsonl"),
+        ({"trace": 3}, "trace must be a string"),
+        ({"phase": [3]}, r"phase\[0\] must be a table"),
+        ({"phase": [{"seconds": math.inf, "rate": 1}]}, "seconds must be a number above 0"),
+        ({"prompts": {"length": "2000k"}}, "must be between 1 and 1,000,000 tokens"),
+        ({"prompts": {"length": "300k"}}, "307200 tokens are more than prompts.longest, 185000"),
+        ({"prompts": {"length": "uniform 1k 4k", "longest": "2k"}}, "more than prompts.longest"),
+        ({"documents": {"share": 0.5, "length": "300k"}}, "documents.length: 307200 tokens"),
+        (
+            {"api": "completions", "documents": {"share": 0.5, "length": "2k"}},
+            "documents.share needs messages: api must be chat",
+        ),
+        ({"api": "completions", "turns": {"count": 2}}, "turns.count needs messages"),
     ],
 )
 def test_wrong_plans_are_named(values: dict[str, Any], message: str) -> None:
@@ -118,6 +131,40 @@ def test_a_trace_brings_its_times(tmp_path: Path) -> None:
     (tmp_path / "t.jsonl").write_text('{"prompt_tokens": 0}')
     with pytest.raises(PlanError, match=r"t.jsonl:1: prompt_tokens must be a whole number"):
         parse_plan({"trace": "t.jsonl"}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("3", "t.jsonl:1: must be an object, got 3"),
+        ('{"prompt_tokens": 9, "timestamp": "x"}', "timestamp must be a number of milliseconds"),
+        ('{"prompt_tokens": 9, "timestamp": NaN}', "timestamp must be a number of milliseconds"),
+        (
+            '{"prompt_tokens": 9, "timestamp": 5}\n{"prompt_tokens": 9, "timestamp": 1}',
+            "t.jsonl:2: timestamp must not be before the line above, got 1",
+        ),
+        ("{", "t.jsonl:1: not valid JSON"),
+        ("\xff", "t.jsonl: not UTF-8"),
+    ],
+)
+def test_wrong_traces_are_named(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_bytes(text.encode("latin-1"))
+    with pytest.raises(PlanError, match=message):
+        parse_plan({"trace": "t.jsonl"}, tmp_path)
+
+
+def test_factors_change_rates_and_seconds(tmp_path: Path) -> None:
+    path = tmp_path / "p.toml"
+    path.write_text('[[phase]]\nseconds = 10\nrate = 2.0\n[prompts]\nlength = "1k"')
+    one = load_plan(path, rate_factor=3.0, longer=2.0)
+    assert (one.seconds, one.phases[0].rate) == (20.0, 6.0)
+    for wrong in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(PlanError, match="--rate must be a number above 0"):
+            load_plan(path, rate_factor=wrong)
+        with pytest.raises(PlanError, match="--longer must be a number above 0"):
+            load_plan(path, longer=wrong)
+    with pytest.raises(PlanError, match="Is a directory"):
+        load_plan(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,16 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [([], "--url is missing"), (["--url", "http://x", "--workers", "0"], "--workers must be"),
-     (["--compare", "a.json", "b.json"], "a.json is no report")],
+     (["--compare", "a.json", "b.json"], "a.json is no report"),
+     (["--url", "http://x", "--workers", "9999"], "--workers must be between 1 and 256"),
+     (["--url", "http://127.0.0.1:1"], "does not list its models: "),
+     (["--url", "nowhere"], "'nowhere' is no URL like http://host:8080"),
+     (["--url", "http://x", "--plan", "no.toml"], "no.toml: No such file"),
+     (["--url", "http://x", "--rate", "nan"], "--rate must be a number above 0"),
+     (["--url", "http://x", "--slo", "ttft=1"], "'ttft=1' is not one of ttft_ms"),
+     (["--url", "http://x", "--served-tokenizer", "/"], "no tokenizer.json in /"),
+     (["--url", "http://x", "--record-curve", "a/b"], "must be a name, not a path"),
+     (["--url", "http://x", "--record-curve", "a", "--answers", "many"], "--answers: 'many'")],
 )  # fmt: skip
 def test_wrong_arguments_are_named(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]

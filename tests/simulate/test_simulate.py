@@ -157,6 +157,10 @@ def test_a_signal_lets_answers_end(run_simulated: Callable[..., Any]) -> None:
         (["--replicas", "9", "--port", "65530"], "beyond 65535"),
         (["--max-total-tokens", "1"], "max_total_tokens must be at least 16"),
         (["--speed", "0"], "0.0 is not in the range"),
+        (["--speed", "nan"], "nan is not a finite number"),
+        (["--answer-tokens", "inf"], "inf is not a finite number"),
+        (["--drain-seconds", "nan"], "nan is not a finite number"),
+        (["--max-body-bytes", "0"], "0 is not in the range"),
     ],
 )
 def test_wrong_options_are_named(arguments: list[str], message: str) -> None:

@@ -1,6 +1,7 @@
 """Options that every command with SGLang's HTTP surface has, declared once."""
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -25,6 +26,19 @@ class ServerArguments:
     max_body_bytes: int
     drain_seconds: float
     log_level: str
+
+
+class FiniteRange(click.FloatRange):
+    """A number within bounds; nan, which no bound holds off, is none."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """As click's, and finite."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 def server_options(
@@ -95,7 +109,7 @@ def server_options(
             "--drain-seconds",
             default=60.0,
             show_default=True,
-            type=click.FloatRange(0.0, 86_400.0),
+            type=FiniteRange(0.0, 86_400.0),
             help="How long running answers may take after SIGTERM.",
         ),
         click.option(

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from longleaf.embedded.arguments import ServerArguments, server_options
+from longleaf.embedded.arguments import FiniteRange, ServerArguments, server_options
 from longleaf.embedded.fields import ConfigError
 from longleaf.embedded.load import DEFAULT_MODELS
 from longleaf.embedded.options import SchedulerOptions
@@ -47,14 +47,14 @@ _CURVES = ", ".join(sorted(path.stem for path in CURVES.glob("*.json")))
     "--speed",
     default=1.0,
     show_default=True,
-    type=click.FloatRange(1e-3, 1e3),
+    type=FiniteRange(1e-3, 1e3),
     help="Seconds of the curve that pass in one second.",
 )
 @click.option(
     "--answer-tokens",
     default=256.0,
     show_default=True,
-    type=click.FloatRange(1.0),
+    type=FiniteRange(1.0),
     help="Mean length of answers without max_tokens.",
 )
 @click.option(
