@@ -16,6 +16,7 @@ from longleaf.exporters.nvml import Nvml, NvmlGpm
 from longleaf.exporters.recording import Recorder, load_recording, save_recording
 from longleaf.exporters.source import LEAST_INTERVAL, Source
 from longleaf.metrics import GpuMetrics
+from longleaf.options import FiniteRange, http_url
 
 SOURCES: Mapping[str, Callable[[], Source]] = {
     source.name: source for source in (NvmlGpm, Dcgm, CuptiPm, Nvml)
@@ -39,7 +40,7 @@ def exporter_command() -> None:
     "--interval",
     default=1.0,
     show_default=True,
-    type=click.FloatRange(min=LEAST_INTERVAL, max=60.0),
+    type=FiniteRange(min=LEAST_INTERVAL, max=60.0),
     help="Seconds between samples.",
 )
 @click.option(
@@ -99,7 +100,7 @@ def gpu_command(
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
         raise click.ClickException(f"--host {host} --port {port}: {error.strerror}") from error
-    click.echo(f"http://{host}:{port}/metrics")
+    click.echo(f"{http_url(host, port)}/metrics")
     try:
         while True:
             exporter.sample()

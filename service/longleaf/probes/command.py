@@ -7,22 +7,23 @@ from typing import Any, TypeVar
 
 import click
 
+from longleaf.options import FiniteRange
 from longleaf.probes.baseline import Baseline, Expected
 from longleaf.probes.commit import CommitPlan, CommitRun, measure
 from longleaf.probes.conduct import OutFile, conduct, finish
 from longleaf.probes.gpu import GpuPlan, GpuRun
 from longleaf.probes.gpu import measure as measure_gpu
-from longleaf.probes.key import api_key_option
 from longleaf.probes.lengths import CONTEXTS_HELP, Contexts
 from longleaf.probes.line import CARDS
 from longleaf.probes.progress import Progress
 from longleaf.probes.step import StepPlan, StepRun
 from longleaf.probes.step import measure as measure_steps
+from longleaf.probes.target import Url, api_key_option, metrics_url_option, url_option
 from longleaf.probes.texts import REFERENCE, TEXTS
 from longleaf.probes.watch import watch_command
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
-_POSITIVE = click.FloatRange(min=0, min_open=True)
+_POSITIVE = FiniteRange(min=0, min_open=True)
 
 
 def outputs(command: _Decorated) -> _Decorated:
@@ -49,10 +50,8 @@ probe_command.add_command(watch_command)
 
 
 @probe_command.command("commit")
-@click.option("--url", required=True, help="Base URL of the gateway or an engine.")
-@click.option(
-    "--metrics-url", help="Engine's /metrics, to check the figures against.  [default: URL/metrics]"
-)
+@url_option
+@metrics_url_option
 @click.option("--contexts", type=Contexts(), help=CONTEXTS_HELP)
 @click.option(
     "--texts",
@@ -62,7 +61,7 @@ probe_command.add_command(watch_command)
 )
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(1), help="Seeds.")
 @click.option("--max-tokens", default=64, show_default=True, type=click.IntRange(2))
-@click.option("--temperature", default=0.0, show_default=True, type=click.FloatRange(0, 2))
+@click.option("--temperature", default=0.0, show_default=True, type=FiniteRange(0, 2))
 @timeout_option
 @click.option(
     "--baseline",
@@ -100,10 +99,9 @@ def commit_command(
         raise click.BadParameter(
             f"{', '.join(unknown)}: there are {', '.join(TEXTS)}", param_hint="--texts"
         )
-    base = url.rstrip("/")
     plan = CommitPlan(
-        base,
-        metrics_url or f"{base}/metrics",
+        url,
+        metrics_url or f"{url}/metrics",
         contexts,
         kinds,
         repeats,
@@ -127,21 +125,21 @@ def commit_command(
 
 
 @probe_command.command("step")
-@click.option("--url", required=True, help="Base URL of an engine, or the gateway of one.")
-@click.option("--against", help="Base URL of another engine, to compare with.")
-@click.option("--metrics-url", help="The first engine's /metrics.  [default: URL/metrics]")
+@url_option
+@click.option("--against", type=Url(), help="Base URL of another engine, to compare with.")
+@metrics_url_option
 @click.option("--contexts", type=Contexts(), help=CONTEXTS_HELP)
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(1))
 @click.option("--max-tokens", default=96, show_default=True, type=click.IntRange(2))
 @click.option(
     "--kv-bytes-per-token",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     help="KV bytes of a token on one GPU, all layers.  [by the engine's metrics]",
 )
 @click.option("--card", type=click.Choice(sorted(CARDS)), help="Card, for the floor.")
 @click.option(
     "--peak-bytes-per-second",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     help="Its memory's peak, for another card.",
 )
 @click.option("--max-ratio", type=_POSITIVE, help="Fail where context costs more, in floors.")
@@ -172,16 +170,15 @@ def step_command(
     --max-ratio is passed, and where the engine is slower than the other one at any context. Ctrl-C
     keeps what there is.
     """
-    urls = tuple(base.rstrip("/") for base in (url, against) if base is not None)
+    urls = (url,) if against is None else (url, against)
+    if card is not None and peak_bytes_per_second is not None:
+        raise click.UsageError("--card and --peak-bytes-per-second exclude each other")
     peak = peak_bytes_per_second or (CARDS[card] if card is not None else None)
     if max_ratio is not None and peak is None:
         raise click.UsageError("--max-ratio needs --card or --peak-bytes-per-second")
     plan = StepPlan(
         urls,
-        tuple(
-            metrics_url or f"{base}/metrics" if base == urls[0] else f"{base}/metrics"
-            for base in urls
-        ),
+        (metrics_url or f"{url}/metrics", f"{against}/metrics")[: len(urls)],
         contexts,
         repeats,
         max_tokens,
@@ -198,9 +195,10 @@ def step_command(
 
 
 @probe_command.command("gpu")
-@click.option("--url", required=True, help="Base URL of the gateway or an engine.")
+@url_option
 @click.option(
     "--gpu-metrics-url",
+    type=Url(),
     default="http://127.0.0.1:9400/metrics",
     show_default=True,
     help="/metrics of longleaf exporter gpu, on the engine's machine.",
@@ -218,14 +216,14 @@ def step_command(
     "--settle",
     default=1.0,
     show_default=True,
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     help="Left out at a phase's beginning.",
 )
 @click.option(
     "--interval",
     default=0.5,
     show_default=True,
-    type=click.FloatRange(min=0.1),
+    type=FiniteRange(min=0.1),
     help="Seconds between samples.",
 )
 @click.option("--max-tokens", default=256, show_default=True, type=click.IntRange(2))
@@ -251,10 +249,11 @@ def gpu_command(
     written; judges each GPU. Fails where one at work is bound by latency or cannot be told, and
     where none works. Ctrl-C keeps what there is.
     """
-    base = url.rstrip("/")
-    context = None if contexts is None else contexts[-1]
+    if contexts is not None and len(contexts) > 1:
+        raise click.BadParameter("one length, please", param_hint="--context")
+    context = None if contexts is None else contexts[0]
     plan = GpuPlan(
-        base, gpu_metrics_url, context, seconds, settle, interval, max_tokens, api_key=api_key
+        url, gpu_metrics_url, context, seconds, settle, interval, max_tokens, api_key=api_key
     )
     run = GpuRun(plan)
     ending = conduct(measure_gpu(run, Progress(sys.stderr)))

@@ -10,12 +10,13 @@ import click
 from prometheus_client import CollectorRegistry, start_http_server
 
 from longleaf.metrics import ProbeMetrics
+from longleaf.options import FiniteRange, http_url
 from longleaf.probes.baseline import Baseline, Expected
 from longleaf.probes.client import ProbeError, find_server, session
 from longleaf.probes.commit import CommitPlan, CommitRun, measure
-from longleaf.probes.key import api_key_option
 from longleaf.probes.lengths import CONTEXTS_HELP, Contexts
 from longleaf.probes.progress import Progress
+from longleaf.probes.target import api_key_option, metrics_url_option, url_option
 
 _PAUSE = 2.0
 """Seconds until a server that did not answer is asked again."""
@@ -24,10 +25,8 @@ logger = logging.getLogger(__name__)
 
 
 @click.command("watch")
-@click.option("--url", required=True, help="Base URL of the gateway or an engine.")
-@click.option(
-    "--metrics-url", help="Engine's /metrics, to check the figures against.  [default: URL/metrics]"
-)
+@url_option
+@metrics_url_option
 @click.option("--contexts", type=Contexts(), help=CONTEXTS_HELP)
 @click.option("--repeats", default=3, show_default=True, type=click.IntRange(1), help="Seeds.")
 @click.option("--max-tokens", default=64, show_default=True, type=click.IntRange(2))
@@ -35,21 +34,21 @@ logger = logging.getLogger(__name__)
     "--every",
     default=21_600.0,
     show_default=True,
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     help="Seconds from one run's beginning to the next.",
 )
 @click.option(
     "--timeout",
     default=1800.0,
     show_default=True,
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     help="Seconds for one answer.",
 )
 @click.option(
     "--start-seconds",
     default=0.0,
     show_default=True,
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     help="Seconds that a run waits for a server that does not answer yet.",
 )
 @click.option(
@@ -80,10 +79,9 @@ def watch_command(
 
     The alerts LongleafCommitLenBelowProbe, LongleafProbeFailing and LongleafProbeStale read it.
     """
-    base = url.rstrip("/")
     plan = CommitPlan(
-        base,
-        metrics_url or f"{base}/metrics",
+        url,
+        metrics_url or f"{url}/metrics",
         contexts,
         repeats=repeats,
         max_tokens=max_tokens,
@@ -115,7 +113,7 @@ def watch(
     metrics.max_age.labels("commit").set(2 * every + start_seconds + plan.timeout)
     metrics.timestamp.labels("commit").set_to_current_time()
     server, thread = start_http_server(port, host, registry)
-    click.echo(f"http://{host}:{port}/metrics")
+    click.echo(f"{http_url(host, port)}/metrics")
     try:
         asyncio.run(_watch(plan, expected, every, metrics, start_seconds))
     finally:
