@@ -570,6 +570,7 @@ def test_notes_say_how_to_call_it(tools: Tools) -> None:
     assert "logs chat-longleaf-engine-0 -c preflight" in notes
     assert "--wait needs --timeout 4200s" in notes
     assert "whoever reaches the gateway may use it" in notes
+    assert "Secrets" not in notes
     keys = ("--set", "gateway.apiKeys.existingSecret=keys")
     text = tools.helm("install", "chat", "charts/longleaf", "--dry-run=client", *keys)
     notes = text.partition("NOTES:")[2]
@@ -577,6 +578,10 @@ def test_notes_say_how_to_call_it(tools: Tools) -> None:
     assert "a line of the Secret keys, key keys" in notes
     assert "helm test will be refused" in notes
     assert "whoever reaches" not in notes
+    assert "once these Secrets are in the namespace: keys\n" in notes
+    both = ("--set", "gateway.tls.secretName=tls,gateway.engineApiKey.existingSecret=keys")
+    notes = tools.helm("install", "chat", "charts/longleaf", "--dry-run=client", *keys, *both)
+    assert "once these Secrets are in the namespace: keys, tls\n" in notes
 
 
 def test_notes_tell_of_probes(tools: Tools) -> None:

@@ -135,6 +135,9 @@ def test_schema_and_values_name_the_same() -> None:
         ("gateway.serviceAccount.create", False, "give gateway.serviceAccount.name"),
         ("probe", {"enabled": True, "contexts": [199_937]}, "context length of 200000"),
         ("probe.contexts", ["16k"], "contexts"),
+        ("gateway.podSecurityContext.runAsUser", "app", "runAsUser"),
+        ("engine.securityContext.readOnlyRootFilesystem", "yes", "readOnlyRootFilesystem"),
+        ("httpRoute.hostnames", ["Bad Host"], "hostnames"),
         ("probe.everySeconds", 5, "everySeconds"),
     ],
 )

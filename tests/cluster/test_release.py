@@ -1,8 +1,10 @@
 """Install, upgrade, rollback, uninstall; what the server refuses."""
 
+import subprocess
+
 import pytest
 
-from tests.charts.rendering import SHAPES, Rendered
+from tests.charts.rendering import SHAPES, HelmError, Rendered
 from tests.cluster.control_plane import ApiError, ControlPlane, eventually
 from tests.cluster.releases import Releases
 
@@ -49,6 +51,76 @@ def test_life_of_a_release(plane: ControlPlane, releases: Releases, major: str) 
         lambda: all(name.startswith("pods/") for name in releases.objects(namespace)),
         "nothing but pods, which no kubelet ends, is left",
     )
+
+
+def test_what_kubernetes_changes_in_no_object_is_refused_before_anything_changes(
+    plane: ControlPlane, releases: Releases
+) -> None:
+    """Half an upgrade would leave Services that select nobody."""
+    namespace = "kept"
+    named = {"fullnameOverride": "chat-kept"}
+    releases.apply("install", namespace, "multi-node", **named)
+    eventually(
+        lambda: len([name for name in releases.objects(namespace) if "pods/" in name]) == 7,
+        "four engines and three gateways are made",
+    )
+    before = releases.objects(namespace)
+
+    def refused(shape: str, **values: object) -> str:
+        with pytest.raises(HelmError) as caught:
+            releases.apply("upgrade", namespace, shape, **named, **values)
+        return str(caught.value)
+
+    assert "give the nameOverride that it was installed with" in refused(
+        "multi-node", nameOverride="another"
+    )
+    orphan = ("delete", "statefulset", "chat-kept-engine", "--cascade=orphan")
+    command = " ".join(("kubectl", "-n", namespace, *orphan))
+    for shape, values in (
+        ("multi-node", {"model__volume__size": "2Ti"}),
+        ("multi-node", {"model__volume__storageClassName": "another"}),
+        ("default", {}),
+        ("minimal", {}),
+    ):
+        said = refused(shape, **values)
+        assert f"Kubernetes changes no claims of a StatefulSet: {command} keeps its pods" in said
+    after = releases.objects(namespace)
+    assert {name: one["spec"] for name, one in after.items() if "spec" in one} == {
+        name: one["spec"] for name, one in before.items() if "spec" in one
+    }
+
+    # The same size in other words is no change; and the command that is named helps.
+    releases.apply("upgrade", namespace, "multi-node", **named, model__volume__size="1024Gi")
+    pods = {name for name in releases.objects(namespace) if name.startswith("pods/chat-kept-eng")}
+    assert len(pods) == 4
+    config = ("--kubeconfig", plane.kubeconfig, "-n", namespace)
+    kubectl = releases.tools.folder / "bin" / "kubectl"
+    subprocess.run([kubectl, *config, *orphan], check=True, capture_output=True)
+    releases.apply("upgrade", namespace, "multi-node", **named, model__volume__size="2Ti")
+    found = releases.objects(namespace)
+    assert pods <= set(found)
+    (claim,) = found["statefulsets/chat-kept-engine"]["spec"]["volumeClaimTemplates"]
+    assert claim["spec"]["resources"]["requests"]["storage"] == "2Ti"
+    releases.helm("uninstall", "chat", "-n", namespace)
+
+
+def test_a_reinstalled_release_finds_its_claims(plane: ControlPlane, releases: Releases) -> None:
+    namespace = "again"
+    claims = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims"
+    selector = "?labelSelector=app.kubernetes.io/instance%3Dchat"
+    releases.apply("install", namespace, "multi-node")
+    eventually(lambda: len(plane.items(claims + selector)) == 4, "each engine has a claim")
+    before = {name: one["metadata"]["uid"] for name, one in plane.items(claims).items()}
+    releases.helm("uninstall", "chat", "-n", namespace)
+    for name in plane.items(f"/api/v1/namespaces/{namespace}/pods"):
+        plane.ask("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}?gracePeriodSeconds=0")
+    releases.apply("install", namespace, "multi-node")
+    eventually(
+        lambda: "pods/chat-longleaf-engine-3" in releases.objects(namespace), "engines are made"
+    )
+    found = plane.items(claims + selector)
+    assert {name: one["metadata"]["uid"] for name, one in found.items()} == before
+    releases.helm("uninstall", "chat", "-n", namespace)
 
 
 PATHS = {
@@ -103,7 +175,7 @@ def test_the_server_takes_every_shape(plane: ControlPlane, releases: Releases, s
             "Deployment",
             "volumeMounts[1].name",
         ),
-        ("default", "gateway.podSecurityContext.runAsUser", -1, "Deployment", "runAsUser"),
+        ("default", "gateway.podSecurityContext.fsGroup", 1 << 40, "Deployment", "fsGroup"),
         (
             "default",
             "networkPolicy.apiServerCidrs",

@@ -174,7 +174,7 @@ An autoscaler's number stays as it is: without one in the manifest, Kubernetes w
 {{/* Number that a quantity stands for. */}}
 {{- define "longleaf.number" -}}
 {{- if kindIs "string" . }}
-{{- $units := dict "" 1 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 }}
+{{- $units := dict "" 1 "m" 0.001 "k" 1e3 "M" 1e6 "G" 1e9 "T" 1e12 "P" 1e15 "E" 1e18 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 "Ei" 1152921504606846976 }}
 {{- $digits := regexFind "^[0-9.]+" . }}
 {{- mulf (float64 $digits) (get $units (trimPrefix $digits .)) }}
 {{- else }}
@@ -194,12 +194,36 @@ An autoscaler's number stays as it is: without one in the manifest, Kubernetes w
 {{- end }}
 {{- end }}
 
+{{/* What Kubernetes changes in no object that is there. It would refuse in the middle, when Services already select by
+the new labels and find nobody. */}}
+{{- define "longleaf.validateLive" -}}
+{{- $name := printf "%s-engine" (include "longleaf.fullname" .) }}
+{{- $volume := .Values.model.volume }}
+{{- with lookup "apps/v1" "StatefulSet" .Release.Namespace $name }}
+{{- $selector := merge (include "longleaf.selector" $ | fromYaml) (dict "app.kubernetes.io/component" "engine") }}
+{{- if ne (toJson .spec.selector.matchLabels) (toJson $selector) }}
+{{- fail (printf "%s selects pods by %s, and Kubernetes changes no selector: give the nameOverride that it was installed with, or another fullnameOverride" $name (toJson .spec.selector.matchLabels)) }}
+{{- end }}
+{{- $live := default list .spec.volumeClaimTemplates }}
+{{- $asked := and (eq $.Values.engine.kind "sglang") (eq $volume.type "claimTemplate") }}
+{{- $same := eq $asked (gt (len $live) 0) }}
+{{- if and $same $asked }}
+{{- $claim := (index $live 0).spec }}
+{{- $same = and (eq (include "longleaf.number" $claim.resources.requests.storage | float64) (include "longleaf.number" $volume.size | float64)) (eq (default "" $claim.storageClassName) $volume.storageClassName) }}
+{{- end }}
+{{- if not $same }}
+{{- fail (printf "model.volume: Kubernetes changes no claims of a StatefulSet: kubectl -n %s delete statefulset %s --cascade=orphan keeps its pods, then upgrade" $.Release.Namespace $name) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* What needs two values at once, which a schema cannot say. */}}
 {{- define "longleaf.validate" -}}
 {{- $full := include "longleaf.fullname" . }}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $full) }}
 {{- fail (printf "objects would be named %s-…: Services need a letter first, then letters, digits and dashes, and no dots; give a fullnameOverride" $full) }}
 {{- end }}
+{{- include "longleaf.validateLive" . }}
 {{- if and .Values.gateway.rbac.create (not .Values.gateway.serviceAccount.create) (not .Values.gateway.serviceAccount.name) }}
 {{- fail "gateway.serviceAccount.create is false: give gateway.serviceAccount.name, or every pod of the namespace's default account could watch EndpointSlices" }}
 {{- end }}
