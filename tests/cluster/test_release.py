@@ -1,6 +1,7 @@
 """Install, upgrade, rollback, uninstall; what the server refuses."""
 
 import subprocess
+from typing import Any
 
 import pytest
 
@@ -58,7 +59,7 @@ def test_what_kubernetes_changes_in_no_object_is_refused_before_anything_changes
 ) -> None:
     """Half an upgrade would leave Services that select nobody."""
     namespace = "kept"
-    named = {"fullnameOverride": "chat-kept"}
+    named: dict[str, Any] = {"fullnameOverride": "chat-kept"}
     releases.apply("install", namespace, "multi-node", **named)
     eventually(
         lambda: len([name for name in releases.objects(namespace) if "pods/" in name]) == 7,
@@ -66,7 +67,7 @@ def test_what_kubernetes_changes_in_no_object_is_refused_before_anything_changes
     )
     before = releases.objects(namespace)
 
-    def refused(shape: str, **values: object) -> str:
+    def refused(shape: str, **values: Any) -> str:
         with pytest.raises(HelmError) as caught:
             releases.apply("upgrade", namespace, shape, **named, **values)
         return str(caught.value)
