@@ -76,6 +76,18 @@ def test_what_is_no_number_is_absent(unknown: float) -> None:
     assert published.supported("sm_resident_ratio") == 1
 
 
+@pytest.mark.parametrize(
+    ("told", "published"), [(3.09, None), (-0.01, None), (1.06, None), (1.004, 1.0), (0.99, 0.99)]
+)
+def test_a_share_is_one(told: float, published: float | None) -> None:
+    """309 % of the tensor pipes, as a source of ours once told of an H200."""
+    exporter = Published(Scripted({"0": {**BOTH, "sm_resident_ratio": told}}))
+    exporter.exporter.sample()
+    assert exporter.value("sm_resident_ratio") == published
+    assert exporter.supported("sm_resident_ratio") == (published is not None)
+    assert exporter.value("power_watts") == 300
+
+
 def test_a_figure_that_is_lost_later_is_unsupported_until_it_is_back(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -181,3 +181,22 @@ async def test_steps_that_nobody_tells_are_not_guessed(events: int) -> None:
     else:
         with pytest.raises(ProbeError, match="8 tokens came in 2 events and no steps are told"):
             steps_of(answer)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "why"),
+    [
+        (503, '{"error": {"message": "no replica is ready"}}', "status 503: no replica is ready"),
+        (404, "<html>", "status 404: is it an OpenAI server[?]"),
+        (401, "", "status 401: give the key [(]--api-key[)]"),
+    ],
+)
+async def test_a_server_that_is_not_ready_is_said_to_be(status: int, body: str, why: str) -> None:
+    async def models(_: web.Request) -> web.Response:
+        return web.Response(status=status, text=body)
+
+    app = web.Application()
+    app.router.add_get("/v1/models", models)
+    async with TestServer(app) as server, aiohttp.ClientSession() as http:
+        with pytest.raises(ProbeError, match=why):
+            await find_server(http, str(server.make_url("")).rstrip("/"))

@@ -133,6 +133,11 @@ def test_a_step_is_held_to_what_its_memory_would_take() -> None:
         "A step takes 5.47 ms; what it moves of device memory, 1.38 GB, takes 0.29 ms at the "
         "card's peak."
     )
+    # An exporter on another machine tells nothing of these steps.
+    elsewhere = phase("decode", *IDLE)
+    elsewhere.steps = decode.steps
+    elsewhere.gpus["0"].samples["memory_peak_bytes_per_second"] = [4.814304e12]
+    assert elsewhere.words().endswith("A step takes 5.47 ms.")
 
 
 def test_a_run_beside_an_exporter(tmp_path: Path) -> None:

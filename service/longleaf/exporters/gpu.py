@@ -10,6 +10,9 @@ from longleaf.exporters.source import Figures, Source, SourceError
 from longleaf.metrics import GPU_METRICS, GpuMetrics
 
 logger = logging.getLogger(__name__)
+_SHARE = "_ratio"
+_MOST_SHARE = 1.05
+"""Counters of one interval are not read at one moment. Beyond that it is another unit."""
 
 
 class GpuExporter:
@@ -47,7 +50,7 @@ class GpuExporter:
             if not mine:
                 continue
             try:
-                found = _finite(source.sample())
+                found = _believable(source.sample())
             except Exception as error:
                 self._lose(source, _words(error))
                 continue
@@ -125,9 +128,14 @@ class GpuExporter:
             logger.warning("%s tells no %s: %s", source, metric or "metric", why)
 
 
-def _finite(found: Mapping[str, Figures]) -> dict[str, dict[str, float]]:
+def _believable(found: Mapping[str, Figures]) -> dict[str, dict[str, float]]:
+    """Without what is no number, and shares that are none; a hair above 1 is 1."""
     return {
-        gpu: {name: value for name, value in values.items() if math.isfinite(value)}
+        gpu: {
+            name: min(value, 1.0) if name.endswith(_SHARE) else value
+            for name, value in values.items()
+            if math.isfinite(value) and (not name.endswith(_SHARE) or 0 <= value <= _MOST_SHARE)
+        }
         for gpu, values in found.items()
     }
 

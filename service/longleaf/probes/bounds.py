@@ -136,7 +136,8 @@ class Phase:
         if self.step is None:
             return []
         text = f"A step takes {self.step * 1e3:.2f} ms"
-        moved = [found for gpu in self.gpus.values() if (found := gpu.moved(self.step))]
+        working = [gpu for gpu in self.gpus.values() if gpu.bound != "idle"]
+        moved = [found for gpu in working if (found := gpu.moved(self.step))]
         if moved:
             size, least = max(moved)
             text += f"; what it moves of device memory, {size / 1e9:.2f} GB, takes "

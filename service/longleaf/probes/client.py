@@ -83,6 +83,11 @@ async def find_server(http: aiohttp.ClientSession, url: str, api_key: str | None
                     raise ProbeError(
                         f"{where}: status {answer.status}: give the key (--api-key), or another"
                     )
+                if answer.status == 404:
+                    raise ProbeError(f"{where}: status 404: is it an OpenAI server?")
+                if answer.status != 200:
+                    said = _message(await answer.text())
+                    raise ProbeError(f"{where}: status {answer.status}: {said}")
                 card = (await answer.json())["data"][0]
                 model, limit = str(card["id"]), card.get("max_model_len")
             async with http.get(f"{url}/generate", headers=headers) as answer:
