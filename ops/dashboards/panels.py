@@ -4,9 +4,11 @@ Queries name two variables of the dashboard: ``$namespace`` (every dashboard) an
 (those that repeat panels by context bucket); the data source is a variable too.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from string import ascii_uppercase
 
 from grafana_foundation_sdk.builders import (
     common,
@@ -114,10 +116,11 @@ def to_json(board: Board) -> str:
     )
     if any(panel.by_context for panel in board.panels):
         built = built.with_variable(_contexts())
+    ids = itertools.count(1)
     for row in board.rows:
-        built = built.with_row(dashboard.Row(row.title))
+        built = built.with_row(dashboard.Row(row.title).id(next(ids)))
         for panel in row.panels:
-            built = built.with_panel(_panel(panel))
+            built = built.with_panel(_panel(panel).id(next(ids)))
     return JSONEncoder(sort_keys=True, indent=1).encode(built.build()) + "\n"
 
 
@@ -155,8 +158,8 @@ def _panel(panel: Panel) -> _Builder:
     built = built.datasource(_SOURCE).height(panel.height).span(panel.width)
     if panel.by_context:
         built = built.repeat("context").repeat_direction("h").max_per_row(_WIDTH // panel.width)
-    for query in panel.queries:
-        built = built.with_target(_target(query, panel.kind))
+    for name, query in zip(ascii_uppercase, panel.queries, strict=False):
+        built = built.with_target(_target(query, panel.kind).ref_id(name))
     return built
 
 

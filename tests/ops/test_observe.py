@@ -16,11 +16,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from longleaf.metrics import GPU_METRICS
 from longleaf.probes.commit import CommitPlan, CommitRun
 from longleaf.probes.judge import Cell
 from ops.dashboards.build import BOARDS, stale
+from ops.dashboards.panels import Board, to_json
 from ops.observe.__main__ import RECORDING, main
 from ops.observe.load import Load
 from ops.observe.options import Address
@@ -261,6 +264,31 @@ def test_what_does_not_start_says_why(tmp_path: Path) -> None:
 
 def test_committed_dashboards_are_what_the_code_builds() -> None:
     assert stale() == [], "run make dashboards"
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)
+def test_a_dashboard_is_grafanas_own_model(board: Board) -> None:
+    """Whole, as its SDK reads it; ids by which panels are linked to and queries told apart."""
+    built = json.loads(to_json(board))
+    again = JSONEncoder(sort_keys=True).encode(Dashboard.from_json(built))
+    assert json.loads(again) == built
+    panels = built["panels"]
+    assert [panel["id"] for panel in panels] == list(range(1, len(panels) + 1))
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        cells = {
+            (place["x"] + across, place["y"] + down)
+            for across in range(place["w"])
+            for down in range(place["h"])
+        }
+        assert max(across for across, _ in cells) < 24, panel["title"]
+        assert not cells & taken, panel["title"]
+        taken |= cells
+        if panel["type"] != "row":
+            assert panel["datasource"]["uid"] == "${datasource}"
+            names = [target["refId"] for target in panel["targets"]]
+            assert names == list("ABCDEF"[: len(names)])
 
 
 def test_panels_have_descriptions_units_and_the_namespace() -> None:
