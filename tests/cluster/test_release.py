@@ -4,7 +4,9 @@ import subprocess
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from longleaf.cluster.command import cluster_command
 from tests.charts.rendering import SHAPES, HelmError, Rendered
 from tests.cluster.control_plane import ApiError, ControlPlane, eventually
 from tests.cluster.releases import Releases
@@ -121,6 +123,27 @@ def test_a_reinstalled_release_finds_its_claims(plane: ControlPlane, releases: R
     )
     found = plane.items(claims + selector)
     assert {name: one["metadata"]["uid"] for name, one in found.items()} == before
+    releases.helm("uninstall", "chat", "-n", namespace)
+
+
+def test_status_tells_why_pods_are_not_made_or_placed(
+    plane: ControlPlane, releases: Releases
+) -> None:
+    namespace = "waiting"
+    releases.apply("install", namespace, "default", engine__runtimeClassName="nowhere")
+    options = ("-n", namespace, "--release", "chat", "--kubeconfig", str(plane.kubeconfig))
+
+    def told() -> str | None:
+        done = CliRunner().invoke(cluster_command, [*options, "status"])
+        assert done.exit_code == 0, done.output
+        assert done.stderr == ""
+        said = done.stdout.partition("PRODUCT")[2]
+        return said if "chat-longleaf-engine has" in said and "nodes available" in said else None
+
+    said = eventually(told, "status tells of engine and gateways")
+    (engine,) = (line for line in said.splitlines() if "chat-longleaf-engine " in line)
+    assert engine.startswith("chat-longleaf-engine has 0 of 1 pods: ")
+    assert 'RuntimeClass "nowhere" not found' in engine
     releases.helm("uninstall", "chat", "-n", namespace)
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from longleaf.cluster.reasons import reasons
 from longleaf.cluster.status import rows, state_of, table
 
 
@@ -74,3 +75,57 @@ def test_nodes_tell_what_keeps_engines_off() -> None:
     assert found[2][5] == "two (cordoned, not ready)"
     lines = table(found).splitlines()
     assert len({line.index(word) for line, word in zip(lines, ("NODE", "one"), strict=False)}) == 1
+
+
+def _event(kind: str, name: str, reason: str, message: str, when: str) -> dict[str, Any]:
+    source = {"kind": kind, "name": name}
+    return {"involvedObject": source, "reason": reason, "message": message, "lastTimestamp": when}
+
+
+def _workload(name: str, asked: int, made: int) -> dict[str, Any]:
+    return {"metadata": {"name": name}, "spec": {"replicas": asked}, "status": {"replicas": made}}
+
+
+def test_reasons_tell_what_keeps_pods_from_being_made() -> None:
+    workloads = [_workload("c-engine", 2, 1), _workload("c-gateway", 2, 0), _workload("c-x", 1, 1)]
+    events = [
+        _event("StatefulSet", "c-engine", "FailedCreate", "no class", "2026-01-02"),
+        _event("StatefulSet", "c-engine", "FailedCreate", "no quota", "2026-01-01"),
+        _event("StatefulSet", "c-engine", "SuccessfulCreate", "made", "2026-01-03"),
+        _event("ReplicaSet", "c-gateway-5f", "FailedCreate", "forbidden", "2026-01-01"),
+        _event("ReplicaSet", "other-gateway-5f", "FailedCreate", "elsewhere", "2026-01-04"),
+    ]
+    assert list(reasons([], workloads, events)) == [
+        "c-engine has 1 of 2 pods: no class",
+        "c-gateway has 0 of 2 pods: forbidden",
+    ]
+
+
+def test_reasons_tell_what_pods_wait_for() -> None:
+    said = "ok   driver: 580\nFAIL nccl: it hangs; fix: engine.nccl.disableP2P: true\n{}"
+    ended = {"terminated": {"exitCode": 1, "message": said}}
+    back_off = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}}
+    image = {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image x"}}
+    unplaced = {**UNPLACED, "message": "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."}
+    pods = [
+        _pod("a", phase="Pending", conditions=[unplaced]),
+        _pod(
+            "b",
+            phase="Pending",
+            initContainerStatuses=[{"name": "preflight", "state": back_off, "lastState": ended}],
+        ),
+        _pod("c", phase="Pending", containerStatuses=[{"name": "engine", "state": image}]),
+        _pod("d", phase="Pending"),
+        _pod("e", phase="Succeeded"),
+        _pod("f", phase="Running", conditions=[{"type": "Ready", "status": "True"}]),
+    ]
+    events = [
+        _event("Pod", "d", "FailedMount", 'secret "keys" not found', "2026-01-01"),
+        _event("Pod", "f", "FailedMount", "an older one", "2026-01-01"),
+    ]
+    assert list(reasons(pods, [], events)) == [
+        "a: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu.",
+        "b: preflight: FAIL nccl: it hangs; fix: engine.nccl.disableP2P: true",
+        "c: engine: Back-off pulling image x",
+        'd: secret "keys" not found',
+    ]

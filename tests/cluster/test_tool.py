@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import tarfile
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -442,34 +441,29 @@ def test_drain_ends_an_engine_after_gateways_let_go_and_its_streams_end(
         assert stream.started.wait(60)
     name, address = "chat-longleaf-engine-1", ENGINES["chat-longleaf-engine-1"]
     old = plane.ask("GET", f"{PODS}/{name}")
-    results: list[Result] = []
-    drain = threading.Thread(target=lambda: results.append(release.call("drain", name)))
-    drain.start()
-    eventually(
-        lambda: plane.ask("GET", f"{PODS}/{name}")["metadata"].get("deletionTimestamp"),
-        "the engine is evicted",
-    )
-    # Evicted, it is no longer sent to; it still answers.
-    assert release.states(address) == {"draining"}
-    assert not any(stream.ended.is_set() for stream in streams)
-    assert "Draining" in release.call("status").stdout
-    assert plane.ask("GET", f"/api/v1/nodes/{old['spec']['nodeName']}")["spec"]["unschedulable"]
-    release.engines[name].send_signal(signal.SIGTERM)
-    assert "1, 2, 3" in chat(URL)
-    for stream in streams:
-        assert stream.ended.wait(200)
-        assert stream.tokens() == 2500
-    assert release.engines[name].wait(timeout=30) == 0
-    eventually(
-        lambda: (f"http://{address}:30000", 2500) in release.answered(),
-        "the gateway logs the stream of the engine that went",
-    )
-    plane.ask("DELETE", f"{PODS}/{name}?gracePeriodSeconds=0")
-    drain.join(timeout=60)
-    assert not drain.is_alive()
-    (done,) = results
-    assert done.exit_code == 0, done.output
-    said = done.stdout
+    with _draining(release, name) as drain:
+        eventually(
+            lambda: plane.ask("GET", f"{PODS}/{name}")["metadata"].get("deletionTimestamp"),
+            "the engine is evicted",
+        )
+        # Evicted, it is no longer sent to; it still answers.
+        assert release.states(address) == {"draining"}
+        assert not any(stream.ended.is_set() for stream in streams)
+        assert "Draining" in release.call("status").stdout
+        assert plane.ask("GET", f"/api/v1/nodes/{old['spec']['nodeName']}")["spec"]["unschedulable"]
+        release.engines[name].send_signal(signal.SIGTERM)
+        assert "1, 2, 3" in chat(URL)
+        for stream in streams:
+            assert stream.ended.wait(200)
+            assert stream.tokens() == 2500
+        assert release.engines[name].wait(timeout=30) == 0
+        eventually(
+            lambda: (f"http://{address}:30000", 2500) in release.answered(),
+            "the gateway logs the stream of the engine that went",
+        )
+        plane.ask("DELETE", f"{PODS}/{name}?gracePeriodSeconds=0")
+        said = drain.communicate(timeout=60)[0]
+    assert drain.returncode == 0, said
     steps = ("is cordoned", "leaves its Service", "has let go", "is evicted", "is gone")
     assert sorted(steps, key=said.index) == list(steps)
 

@@ -112,7 +112,7 @@ class Cluster:
 
     def expect_release(self) -> None:
         """``ClusterError`` where neither pods nor stateful sets carry the release's label."""
-        if not self.pods() and not self._of_release(self._apps.list_namespaced_stateful_set):
+        if not self.pods() and not self.stateful_sets():
             raise ClusterError(
                 f"there is no release {self.release!r} in namespace {self.namespace!r} "
                 "(--release, -n; helm list -A shows what there is)"
@@ -126,18 +126,30 @@ class Cluster:
         """Nodes of the cluster."""
         return self._list(self._core.list_node)
 
+    def stateful_sets(self) -> list[Object]:
+        """Stateful sets of the release: engines, probes."""
+        return self._of_release(self._apps.list_namespaced_stateful_set)
+
+    def deployments(self) -> list[Object]:
+        """Deployments of the release: gateways."""
+        return self._of_release(self._apps.list_namespaced_deployment)
+
+    def events(self) -> list[Object]:
+        """What happened in the namespace of late."""
+        return self._list(self._core.list_namespaced_event, self.namespace)
+
     def objects(self) -> Iterator[tuple[str, Callable[[], Any]]]:
         """Name and reader of what describes the release, its nodes and what happened."""
         yield "pods", self.pods
+        yield "statefulsets", self.stateful_sets
+        yield "deployments", self.deployments
         for name, ask in (
-            ("statefulsets", self._apps.list_namespaced_stateful_set),
-            ("deployments", self._apps.list_namespaced_deployment),
             ("services", self._core.list_namespaced_service),
             ("endpointslices", self._discovery.list_namespaced_endpoint_slice),
             ("networkpolicies", self._networking.list_namespaced_network_policy),
         ):
             yield name, partial(self._of_release, ask)
-        yield "events", partial(self._list, self._core.list_namespaced_event, self.namespace)
+        yield "events", self.events
         yield "nodes", self.nodes
         yield "version", partial(self._read, client.VersionApi(self._api).get_code)
 

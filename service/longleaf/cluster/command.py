@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ import click
 from longleaf.signals import raised
 
 if TYPE_CHECKING:
-    from longleaf.cluster.client import Cluster
+    from longleaf.cluster.client import Cluster, Object
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,17 @@ def _cluster(where: Where) -> Iterator[Cluster]:
         raise click.ClickException(
             f"{error.name} is not installed: pip install kubernetes (longleaf's extra `cluster`)"
         ) from error
+    from urllib3.exceptions import InsecureRequestWarning
+
     from longleaf.cluster.drain import DrainError
 
     try:
         cluster = Cluster.connected(where.kubeconfig, where.context, where.namespace, where.release)
         try:
-            yield cluster
+            with warnings.catch_warnings():
+                # Of a kubeconfig that wants no verification, which kubectl says nothing of either.
+                warnings.simplefilter("ignore", InsecureRequestWarning)
+                yield cluster
         finally:
             cluster.close()
     except (ClusterError, DrainError) as error:
@@ -67,18 +73,32 @@ def cluster_command(
 @cluster_command.command("status")
 @click.pass_obj
 def status_command(where: Where) -> None:
-    """Replicas and nodes in one table."""
+    """Replicas and nodes in one table; below it what keeps pods from being ready."""
     with _cluster(where) as cluster:
-        from longleaf.cluster.client import RefusedError
+        from longleaf.cluster.reasons import reasons
         from longleaf.cluster.status import rows, table
 
         cluster.expect_release()
-        try:
-            nodes = cluster.nodes()
-        except RefusedError as error:
-            click.echo(f"nodes are not to be had: {error}", err=True)
-            nodes = []
-        click.echo(table(rows(cluster.pods(), nodes)))
+        pods, nodes = cluster.pods(), _allowed("nodes", cluster.nodes)
+        workloads = [
+            *_allowed("stateful sets", cluster.stateful_sets),
+            *_allowed("deployments", cluster.deployments),
+        ]
+        events = _allowed("events", cluster.events)
+        click.echo(table(rows(pods, nodes)))
+        for reason in reasons(pods, workloads, events):
+            click.echo(reason)
+
+
+def _allowed(what: str, ask: Callable[[], list[Object]]) -> list[Object]:
+    """What is asked for, as far as the account may see it."""
+    from longleaf.cluster.client import RefusedError
+
+    try:
+        return ask()
+    except RefusedError as error:
+        click.echo(f"{what} are not to be had: {error}", err=True)
+        return []
 
 
 @cluster_command.command("drain")
