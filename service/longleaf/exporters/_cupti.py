@@ -18,10 +18,10 @@ _KEEP_OLDEST = 0
 """Its other mode overwrites what is being decoded: decoding while it counted gave nothing at all,
 or CUPTI_ERROR_UNKNOWN, of an H200 that was busy.
 """
-_INTERVAL_NANOSECONDS = 50_000_000
-"""Half of the exporter's shortest interval. To evaluate one such sample takes about 2 ms."""
-_MOST_SAMPLES = 1280
-"""A minute of them, the exporter's longest interval, and some."""
+_INTERVAL_NANOSECONDS = 100_000_000
+"""The exporter's shortest interval. To evaluate one such sample takes about 2 ms."""
+_MOST_SAMPLES = 640
+"""A minute of them, the exporter's longest interval, and some; 16 KiB of memory each."""
 _BUFFER_BYTES = _MOST_SAMPLES * (16 << 10)
 _COUNTER_DATA_FULL = 1
 
