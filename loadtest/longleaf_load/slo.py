@@ -60,6 +60,8 @@ def parse_slo(items: Sequence[str]) -> Slo:
         if not values[name] > 0 or (name == "share" and values[name] > 1):
             most = " and at most 1" if name == "share" else ""
             raise PlanError(f"--slo: {name} must be above 0{most}, got {text}")
+    if "ttft_ms_per_1k" in values and "ttft_ms" not in values:
+        raise PlanError("--slo: ttft_ms_per_1k is added to ttft_ms, which is missing")
     return Slo(**values)
 
 

@@ -161,6 +161,16 @@ def test_the_best_curve_decides_the_tree() -> None:
         (["--rate", "1", "--mix", "1:4k:2:poetry"], "text 'poetry' is none of predictable"),
         (["--rate", "1", "--mix", "1:4x:2"], "prompt '4x' is no number of tokens"),
         (["--rate", "0", "--mix", "1:4k:2"], "0.0 is not in the range"),
+        (["--rate", "nan", "--mix", "1:4k:2"], "nan is not a finite number"),
+        (["--rate", "1", "--mix", "1:4k:2", "--gateway-cores", "0"], "0.0 is not in the range"),
+        (["--rate", "1", "--mix", "1:4k:2", "--gateway-ms", "-1"], "-1.0 is not in the range"),
+        (["--rate", "1", "--mix", "1:4k:2", "--node-cost", "nan"], "nan is not a finite number"),
+        (
+            ["--rate", "1", "--mix", "1:4k:2", "--ttft-ms-per-1k", "9"],
+            "--ttft-ms, which is missing",
+        ),
+        (["--rate", "1", "--mix", "1:4k:2", "--commit-len", "/"], "/: Is a directory"),
+        (["--rate", "1", "--mix", "1:4k:2", "--curve", "/dev/null/x.json"], "Not a directory"),
     ],
 )
 def test_wrong_traffic_is_named(arguments: list[str], message: str) -> None:
@@ -176,3 +186,11 @@ def test_a_mix_from_a_file(tmp_path: Path) -> None:
     path.write_text('[{"share": 1, "prompt_tokens": 100, "answer": 5}]')
     with pytest.raises(TrafficError, match="answer is not known"):
         load_kinds(path)
+    for row, message in (
+        ('{"share": Infinity, "prompt_tokens": 9, "answer_tokens": 5}', "share must be above 0"),
+        ('{"share": 1, "prompt_tokens": 9.5, "answer_tokens": 5}', "prompt_tokens must be a whole"),
+        ('{"share": 1, "prompt_tokens": 9, "answer_tokens": 5, "text": []}', "must be a string"),
+    ):
+        path.write_text(f"[{row}]")
+        with pytest.raises(TrafficError, match=message):
+            load_kinds(path)

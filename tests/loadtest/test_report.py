@@ -93,6 +93,7 @@ def test_objectives_are_read() -> None:
         ("ttft=3", "is not one of ttft_ms"),
         ("ttft_ms=x", "ttft_ms must be a number"),
         ("share=2", "share must be above 0 and at most 1"),
+        ("ttft_ms_per_1k=5", "is added to ttft_ms, which is missing"),
     ):
         with pytest.raises(PlanError, match=message):
             parse_slo([wrong])

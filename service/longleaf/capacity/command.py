@@ -10,6 +10,7 @@ from longleaf.capacity.check import Checked, check
 from longleaf.capacity.model import CapacityError, Model, Objective, State
 from longleaf.capacity.pages import Answer, Prices, words
 from longleaf.capacity.traffic import Kind, TrafficError, load_kinds, normalized, parse_kind
+from longleaf.embedded.arguments import FiniteRange
 from longleaf.embedded.load import DEFAULT_MODELS
 from longleaf.embedded.options import SchedulerOptions
 from longleaf.embedded.tokenizer import Tokenizer
@@ -22,7 +23,7 @@ _ROUNDS = 12
 
 
 @click.command("capacity")
-@click.option("--rate", required=True, type=click.FloatRange(1e-6), help="Requests a second.")
+@click.option("--rate", required=True, type=FiniteRange(1e-6, 1e9), help="Requests a second.")
 @click.option(
     "--mix",
     "mixes",
@@ -42,14 +43,19 @@ _ROUNDS = 12
 @click.option(
     "--commit-len", type=click.Path(path_type=Path), default=DEFAULT_COMMITS, help="File."
 )
-@click.option("--ttft-ms", type=click.FloatRange(0, min_open=True), help="Mean to the first token.")
-@click.option("--ttft-ms-per-1k", default=0.0, help="More for each 1,000 tokens of the prompt.")
-@click.option("--tpot-ms", type=click.FloatRange(0, min_open=True), help="Mean for each token.")
+@click.option("--ttft-ms", type=FiniteRange(0, min_open=True), help="Mean to the first token.")
+@click.option(
+    "--ttft-ms-per-1k",
+    default=0.0,
+    type=FiniteRange(0),
+    help="Added to --ttft-ms for each 1,000 tokens of the prompt.",
+)
+@click.option("--tpot-ms", type=FiniteRange(0, min_open=True), help="Mean for each token.")
 @click.option(
     "--utilization",
     default=0.9,
     show_default=True,
-    type=click.FloatRange(0, 1, min_open=True),
+    type=FiniteRange(0, 1, min_open=True),
     help="Share of a replica's time to plan with.",
 )
 @click.option(
@@ -57,20 +63,30 @@ _ROUNDS = 12
 )
 @click.option("--max-running-requests", default=8, show_default=True, help="Its sequences.")
 @click.option("--chunked-prefill-size", default=8192, show_default=True, help="For the simulation.")
-@click.option("--node-cost", default=0.0, help="Cost of a replica's machine an hour.")
+@click.option(
+    "--node-cost", default=0.0, type=FiniteRange(0), help="Cost of a replica's machine an hour."
+)
 @click.option(
     "--gateway-ms",
     default=2.0,
     show_default=True,
+    type=FiniteRange(0),
     help="Gateway CPU of a request, in ms, without counting its tokens.",
 )
 @click.option(
     "--gateway-us-per-token",
     default=3.0,
     show_default=True,
+    type=FiniteRange(0),
     help="Gateway CPU of counting one prompt token, in µs.",
 )
-@click.option("--gateway-cores", default=1.0, show_default=True, help="Cores of a gateway pod.")
+@click.option(
+    "--gateway-cores",
+    default=1.0,
+    show_default=True,
+    type=FiniteRange(0, min_open=True),
+    help="Cores of a gateway pod.",
+)
 @click.option(
     "--check-requests",
     default=400,
@@ -103,6 +119,8 @@ def capacity_command(
 
     Times are means. Replicas are added while the simulation of one of them misses the objective.
     """
+    if ttft_ms_per_1k and ttft_ms is None:
+        raise click.UsageError("--ttft-ms-per-1k is added to --ttft-ms, which is missing")
     try:
         kinds = normalized([*map(parse_kind, mixes), *(load_kinds(mix_file) if mix_file else ())])
         if not kinds:

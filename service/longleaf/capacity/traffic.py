@@ -71,18 +71,21 @@ def _checked(row: Any, source: str) -> Kind:
     unknown = sorted(set(row) - set(Kind.__slots__))
     if unknown:
         raise TrafficError(f"{source}: {unknown[0]} is not known")
-    for name, least in (("share", 0.0), ("prompt_tokens", 1), ("answer_tokens", 1)):
+    share = row.get("share")
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < math.inf:
+        raise TrafficError(f"{source}: share must be above 0, got {share!r}")
+    for name in ("prompt_tokens", "answer_tokens"):
         value = row.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least:
-            raise TrafficError(f"{source}: {name} must be at least {least:g}, got {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise TrafficError(f"{source}: {name} must be a whole number above 0, got {value!r}")
     cached = row.get("cached_tokens", 0)
     if not isinstance(cached, int) or not 0 <= cached < row["prompt_tokens"]:
         raise TrafficError(
             f"{source}: cached_tokens must be less than prompt_tokens "
             f"({row['prompt_tokens']}), got {cached!r}"
         )
-    if row["share"] == 0:
-        raise TrafficError(f"{source}: share must be above 0")
+    if not isinstance(row.get("text", ""), str):
+        raise TrafficError(f"{source}: text must be a string, got {row['text']!r}")
     return Kind(**row)
 
 

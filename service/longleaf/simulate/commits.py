@@ -43,8 +43,8 @@ def load_commits(path: Path = DEFAULT_COMMITS) -> CommitLengths:
     """Read ``{"kinds": {kind: [steps that accepted 0, 1, … drafts]}}``. ``CommitsError``."""
     try:
         values: Any = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CommitsError(f"{path}: no such file") from None
+    except OSError as error:
+        raise CommitsError(f"{path}: {error.strerror}") from None
     except ValueError as error:
         raise CommitsError(f"{path}: not valid JSON: {error}") from None
     kinds = values.get("kinds") if isinstance(values, dict) else None

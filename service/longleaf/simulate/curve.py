@@ -104,6 +104,8 @@ def load_curve(name: str) -> Curve:
     except FileNotFoundError:
         known = ", ".join(sorted(found.stem for found in CURVES.glob("*.json")))
         raise CurveError(f"no curve {name!r}: give a file (….json) or one of {known}") from None
+    except OSError as error:
+        raise CurveError(f"{path}: {error.strerror}") from None
     except ValueError as error:
         raise CurveError(f"{path}: not valid JSON: {error}") from None
     return parse_curve(values, str(path))
