@@ -140,6 +140,45 @@ def test_a_step_is_held_to_what_its_memory_would_take() -> None:
     assert elsewhere.words().endswith("A step takes 5.47 ms.")
 
 
+def test_samples_that_an_exporter_does_not_give_are_lost_and_told() -> None:
+    gone = Phase("decode", lost=["http://e: no answer in 10 s"] * 3)
+    run = GpuRun(GpuPlan("u", "e", 1024), [phase("idle", *IDLE), gone], partial=False)
+    assert run.faults() == ["decode cannot be told: http://e: no answer in 10 s"]
+    assert "decode: no sample (http://e: no answer in 10 s)." in run.words()
+    gone.take({"0": dict(zip(FIGURES, MEMORY, strict=True))})
+    assert run.faults() == []
+    assert "Samples lost: 3 (http://e: no answer in 10 s)." in run.words()
+    assert run.document()["phases"][1]["lost_samples"] == gone.lost
+
+
+def test_an_exporter_may_start_anew_meanwhile(tmp_path: Path) -> None:
+    """It is there at first, gone when the phases begin, and there again before they end."""
+    exposition, path = tmp_path / "gpu.prom", tmp_path / "gpu.json"
+    text = "".join(
+        f'longleaf_gpu_{metric}{{gpu="0"}} {value}\n'
+        for metric, value in zip(FIGURES, MEMORY, strict=True)
+    )
+    exposition.write_text(text)
+    with running_engine("--context-length", "2048") as engine, replaying(exposition) as port:
+        command = [
+            *(sys.executable, "-m", "longleaf", "probe", "gpu", "--url", engine.url),
+            *("--context", "256", "--seconds", "1", "--settle", "0.5", "--interval", "0.1"),
+            *("--max-tokens", "16", "--json", str(path)),
+            *("--gpu-metrics-url", f"http://127.0.0.1:{port}/metrics"),
+        ]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            assert "idle" in process.stderr.readline()
+            exposition.write_text("")
+            assert "prefill" in process.stderr.readline()
+            exposition.write_text(text)
+            assert process.wait(timeout=120) == 1
+    idle, prefill, decode = json.loads(path.read_text())["phases"]
+    assert idle["lost_samples"] == []
+    assert "tells nothing of a GPU" in prefill["lost_samples"][-1]
+    assert decode["bounds"] == ["memory"]
+
+
 def test_a_run_beside_an_exporter(tmp_path: Path) -> None:
     exposition = tmp_path / "gpu.prom"
     exposition.write_text(

@@ -96,12 +96,20 @@ class Gpu:
 class Phase:
     """One phase, by GPU: what one of eight does is not to be lost in a mean.
 
-    ``steps``: seconds a decode step, an answer each.
+    ``steps``: seconds a decode step, an answer each. ``lost``: why samples are missing, each.
     """
 
     name: str
     gpus: dict[str, Gpu] = field(default_factory=dict)
     steps: list[float] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+    def take(self, figures: Mapping[str, Mapping[str, float]]) -> None:
+        """Add a sample: values by GPU and metric."""
+        for name, values in figures.items():
+            samples = self.gpus.setdefault(name, Gpu()).samples
+            for metric, value in values.items():
+                samples.setdefault(metric, []).append(value)
 
     @property
     def bounds(self) -> list[str]:
@@ -123,12 +131,15 @@ class Phase:
         for name, gpu in self.gpus.items():
             alike.setdefault(gpu.bound, []).append(name)
         if not alike:
-            return f"{self.name}: no sample."
+            why = f" ({self.lost[-1]})" if self.lost else ""
+            return f"{self.name}: no sample{why}."
         said = [
             f"{self.name}: {self.gpus[names[0]].meaning()} (GPU {', '.join(names)}; "
             f"{'' if len(names) == 1 else f'of {names[0]}: '}{self.gpus[names[0]].figures()})."
             for names in alike.values()
         ]
+        if self.lost:
+            said.append(f"Samples lost: {len(self.lost)} ({self.lost[-1]}).")
         return " ".join((*said, *self._step_words()))
 
     def _step_words(self) -> list[str]:

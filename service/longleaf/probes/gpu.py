@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from longleaf.probes.bounds import FIGURES, Gpu, Phase
+from longleaf.probes.bounds import FIGURES, Phase
 from longleaf.probes.chart import bars
 from longleaf.probes.client import ProbeError, Server, complete, find_server, session, steps_of
 from longleaf.probes.exposition import gpu_figures
@@ -67,8 +67,9 @@ class GpuRun:
                 if not {"idle", "unknown"}.issuperset(phase.bounds):
                     found.append("the GPUs were not idle before: somebody else uses them")
                 continue
+            why = f": {phase.lost[-1]}" if phase.lost and not phase.gpus else ""
             faulty = (_FAULTS[bound] for bound in phase.bounds if bound in _FAULTS)
-            found += [f"{phase.name} {fault}" for fault in faulty]
+            found += [f"{phase.name} {fault}{why}" for fault in faulty]
         return found
 
     def words(self) -> str:
@@ -103,6 +104,7 @@ class GpuRun:
                     "name": phase.name,
                     "bounds": phase.bounds,
                     "step_seconds": phase.step,
+                    "lost_samples": phase.lost,
                     "gpus": {
                         name: {
                             **asdict(gpu),
@@ -204,10 +206,10 @@ async def _phase(
             waiting.cancel()
         await asyncio.wait({task}, timeout=plan.settle)
         while not task.done():
-            for name, figures in (await gpu_figures(http, plan.exporter)).items():
-                samples = phase.gpus.setdefault(name, Gpu()).samples
-                for metric, value in figures.items():
-                    samples.setdefault(metric, []).append(value)
+            try:
+                phase.take(await gpu_figures(http, plan.exporter))
+            except ProbeError as error:  # an exporter that is started anew is there again soon
+                phase.lost.append(str(error))
             await asyncio.wait({task}, timeout=plan.interval)
         await task
     finally:
