@@ -119,6 +119,25 @@ def _check(built: Path, tmp_path: Path, version: str) -> subprocess.CompletedPro
     )
 
 
+def test_a_base_with_another_torch_fails_the_build() -> None:
+    """The pinned torch of the CPU tests is not the engine's."""
+    (step,) = (one for one in _commands("engine") if "check_platform" in one)
+    command = step.partition(" && ")[2]
+    python = Path(_place("LONGLEAF_ENGINE_PYTHON"))
+    done = subprocess.run(
+        ["sh", "-euc", command],
+        env={
+            "PATH": f"{python.parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT / "service"),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "the engine needs torch 2.11, found 2.13.0" in done.stderr
+
+
 def test_the_build_checks_that_the_patches_fit(built: Path, tmp_path: Path) -> None:
     done = _check(built, tmp_path, "0.5.17")
     assert done.returncode == 0, done.stderr
