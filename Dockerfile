@@ -1,8 +1,8 @@
 # syntax=docker/dockerfile:1
 # Two images: --target gateway (any CPU, small; also the embedded engine) and --target engine (SGLang with DDTREE).
 #
-#   docker build --target gateway -t longleaf/gateway .
-#   docker build --target engine --build-arg ENGINE_BASE=… -t longleaf/engine .
+#   docker build --target gateway -t longleaf/gateway:0.1.0 .
+#   docker build --target engine --build-arg ENGINE_BASE=… -t longleaf/engine:0.1.0 .
 
 # Python 3.11 with venv, as python3.
 ARG GATEWAY_BASE=python:3.11-slim-bookworm

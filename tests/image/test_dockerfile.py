@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from longleaf import __version__
+
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "Dockerfile").read_text()
 PIN = re.compile(r"^([A-Za-z0-9_.-]+)==(\S+)", re.MULTILINE)
@@ -63,6 +65,16 @@ def test_stages_resolve() -> None:
         assert "STOPSIGNAL SIGTERM" in stage
         assert 'ENTRYPOINT ["longleaf"]' in stage
         assert "org.opencontainers.image.licenses" in stage
+
+
+def test_images_and_chart_have_the_services_version() -> None:
+    """The chart's images are tagged with it, and its README builds them so."""
+    chart = (ROOT / "charts/longleaf/Chart.yaml").read_text()
+    assert f"\nappVersion: {__version__}\n" in chart
+    assert set(re.findall(r"^ARG VERSION=(\S+)$", TEXT, re.MULTILINE)) == {__version__}
+    for text in (TEXT, (ROOT / "charts/longleaf/README.md").read_text()):
+        tags = re.findall(r"-t longleaf/(?:gateway|engine):?(\S*)", text)
+        assert set(tags) == {__version__}, tags
 
 
 def test_the_engines_user_has_a_name() -> None:
