@@ -22,6 +22,9 @@ def page_of(pool: dict[str, float], capacity: float | None) -> str:
         ({"free": 25.0}, 100.0, "75% full"),  # SGLang
         ({"free": 25.0}, None, None),
         ({}, 100.0, None),
+        ({"free": 110.0}, 100.0, "0% full"),
+        ({"used": 10.0, "cached": 40.0, "free": -50.0}, None, None),
+        ({"free": -25.0}, 100.0, None),
     ],
 )
 def test_a_pool_is_as_full_as_is_known(

@@ -95,7 +95,7 @@ def _why(why: str) -> str:
 def _pool(pool: Mapping[str, float], capacity: float | None) -> str:
     """A bar of used, cached and free slots; SGLang tells free ones alone, so taken and free."""
     slots = sum(pool.values()) if "used" in pool else capacity
-    if not slots or "free" not in pool:
+    if not slots or "free" not in pool or min(slots, *pool.values()) < 0:
         return "not told"
     taken = max(0.0, slots - pool["free"])
     widths = {"all": slots, "cached": taken, "used": pool.get("used", 0.0)}
