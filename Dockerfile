@@ -13,7 +13,6 @@ ARG ENGINE_BASE=pytorch/pytorch:2.11.0-cuda13.0-cudnn9-devel
 
 # --- the service's packages, into a folder of their own -------------------------------------------------------------
 FROM ${GATEWAY_BASE} AS packages
-SHELL ["/bin/sh", "-eu", "-c"]
 WORKDIR /src
 COPY requirements.lock ./
 # Hashes pin every wheel; the lock is the whole list, so nothing is resolved here.
@@ -48,14 +47,12 @@ CMD ["gateway", "--host=0.0.0.0", "--metrics-host=0.0.0.0"]
 
 # --- the kernels' library, for both generations of GPUs --------------------------------------------------------------
 FROM ${CUDA_DEVEL} AS kernels
-SHELL ["/bin/sh", "-eu", "-c"]
 WORKDIR /src/kernels
 COPY kernels ./
 RUN LONGLEAF_CUDA_ARCHS="90a;120a" python3 cuda_build.py
 
 # --- engine ---------------------------------------------------------------------------------------------------------
 FROM ${ENGINE_BASE} AS engine
-SHELL ["/bin/sh", "-eu", "-c"]
 ARG VERSION=0.1.0
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="longleaf engine" \
@@ -66,9 +63,8 @@ LABEL org.opencontainers.image.title="longleaf engine" \
 WORKDIR /src
 # SGLang and all that it, the plugin and the command need beside torch: exact wheels by hash, nothing resolved.
 COPY ops/gpu/payload.txt requirements-image.txt ./
-RUN for list in payload.txt requirements-image.txt; do \
-      python3 -m pip install --no-cache-dir --disable-pip-version-check --break-system-packages --require-hashes --no-deps -r "$list"; \
-    done
+RUN python3 -m pip install --no-cache-dir --disable-pip-version-check --break-system-packages --require-hashes --no-deps \
+      -r payload.txt -r requirements-image.txt
 COPY --from=packages /dist /dist
 # Another base's torch would fail at the first start, on a GPU node.
 RUN python3 -m pip install --no-cache-dir --disable-pip-version-check --break-system-packages --no-deps /dist/*.whl \
