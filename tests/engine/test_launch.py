@@ -104,11 +104,13 @@ def test_ready_comes_after_the_warm_up_and_sigterm_drains(tmp_path: Path) -> Non
     assert {"get": "/v1/loads"} in requests
     assert {"get": "/health"} not in requests
     bodies = [item for item in requests if "text" in item]
-    assert [item["sampling_params"]["temperature"] for item in bodies] == [0, 0.8, 0, 0, 0]
+    assert [item["sampling_params"]["temperature"] for item in bodies] == [0, 0.8, 0, 0, 0, 0, 0]
     assert bodies[2]["text"].startswith(bodies[0]["text"])
     assert bodies[3]["text"].startswith(bodies[0]["text"])
     assert len(bodies[3]["text"]) > len(bodies[2]["text"]) + 1000
-    assert "json_schema" in bodies[4]["sampling_params"]
+    assert [len(item["text"]) for item in bodies[4:6]] == [len("One by one"), 2]
+    assert all("repetition_penalty" in item["sampling_params"] for item in bodies[4:6])
+    assert "json_schema" in bodies[6]["sampling_params"]
     launched.process.send_signal(signal.SIGTERM)
     out, err = launched.process.communicate(timeout=30)
     assert launched.process.returncode == 0
@@ -122,7 +124,7 @@ def test_ready_comes_after_the_warm_up_and_sigterm_drains(tmp_path: Path) -> Non
 def test_sigint_drains_too_and_no_grammar_means_no_schema(tmp_path: Path) -> None:
     launched = launch(tmp_path, "--grammar", "none")
     launched.wait_ready()
-    assert sum("text" in item for item in launched.requests()) == 4
+    assert sum("text" in item for item in launched.requests()) == 6
     launched.process.send_signal(signal.SIGINT)
     launched.process.communicate(timeout=30)
     assert launched.process.returncode == 0

@@ -3,6 +3,7 @@
 The traps, each planted once: the check that would be blind to one is no check.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("tests.engine.emulated")  # SGLang's stubs come before SGLang
 
+from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
 from sglang.srt.speculative import dflash_worker_v2  # noqa: E402
 
 from longleaf.engine import accept, verify_input, worker  # noqa: E402
@@ -20,6 +22,7 @@ from longleaf.engine.compaction import TargetCompactor  # noqa: E402
 from longleaf.engine.draft_head import MarginalHead, Shard  # noqa: E402
 from longleaf.engine.metrics import PhaseClock, StepLedger  # noqa: E402
 from longleaf.engine.options import EngineOptions  # noqa: E402
+from longleaf.engine.penalties import Penalties  # noqa: E402
 from longleaf.engine.verify_input import RootTrees  # noqa: E402
 from longleaf.engine.widths import WidthPolicy  # noqa: E402
 from longleaf.engine.worker import DDTreeWorker  # noqa: E402
@@ -31,7 +34,9 @@ from tests.engine.worlds import (  # noqa: E402
     continuation,
     draft_block,
     extend_slots,
+    next_token,
     rebuild_window,
+    rival_token,
 )
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -116,6 +121,7 @@ def make_worker(world: World, nodes: Sequence[int], monkeypatch: pytest.MonkeyPa
         ),
         "_acceptor": Acceptor(4, max(nodes), 0, "cpu"),
         "_roots": RootTrees(4, "cpu"),
+        "_penalties": Penalties(len(world.req_to_token), BLOCK, "cpu"),
         "model_runner": SimpleNamespace(
             model=model,
             req_to_token_pool=SimpleNamespace(req_to_token=world.req_to_token),
@@ -145,6 +151,21 @@ class Lengths(torch.Tensor):  # type: ignore[name-defined,misc]
         del stream
 
 
+def request_of(
+    length: int, prompt: Sequence[int] = (), output: Sequence[int] = (), **asked: Any
+) -> Any:
+    """A request of SGLang's, as far as a step looks at it."""
+    return SimpleNamespace(
+        kv_committed_len=length,
+        finished=lambda: False,
+        is_retracted=False,
+        origin_input_ids=array("q", prompt),
+        output_ids=array("q", output),
+        sampling_params=SamplingParams(**asked),
+        tokenizer=None,
+    )
+
+
 def batch_of(world: World, made: Any, sampling_info: Any = None, **fields: Any) -> Any:
     lengths = world.prefix_lens().as_subclass(Lengths)
     roots = torch.tensor([sequence[-1] for sequence in world.sequences])
@@ -155,10 +176,7 @@ def batch_of(world: World, made: Any, sampling_info: Any = None, **fields: Any) 
         "seq_lens_cpu": lengths.clone(),
         "seq_lens_sum": int(lengths.sum()),
         "req_pool_indices": torch.arange(1, world.requests + 1),
-        "reqs": [
-            SimpleNamespace(kv_committed_len=int(n), finished=lambda: False, is_retracted=False)
-            for n in lengths
-        ],
+        "reqs": [request_of(int(length)) for length in lengths],
         "has_grammar": False,
         "return_logprob": False,
         "sampling_info": sampling_info,
@@ -381,3 +399,103 @@ def test_requests_for_logprobs_get_one_for_each_token(monkeypatch: pytest.Monkey
     best = torch.tensor([9.0] + [0.0] * (VOCABULARY - 1)).log_softmax(0)[0]
     for request, length in enumerate(result.accept_lens.tolist()):
         torch.testing.assert_close(found[request, :length], best.expand(length))
+
+
+PENALTIES: dict[str, dict[str, Any]] = {
+    "frequency": {"frequency_penalty": 2.0},
+    "presence": {"presence_penalty": 2.0},
+    "repetition": {"repetition_penalty": 2.0},
+    "all": {"frequency_penalty": 1.5, "presence_penalty": -0.5, "repetition_penalty": 1.3},
+}
+
+
+def penalised_next(sequence: list[int], output: list[int], asked: dict[str, Any]) -> int:
+    """The world's choice by OpenAI's and SGLang's formulas, with the whole output known."""
+    logits = [0.0] * VOCABULARY
+    logits[rival_token(sequence)] = 8.0
+    logits[next_token(sequence)] = 9.0
+    for token in set(output):
+        logits[token] -= asked.get("frequency_penalty", 0.0) * output.count(token)
+        logits[token] -= asked.get("presence_penalty", 0.0)
+        scale = asked.get("repetition_penalty", 1.0)
+        logits[token] = logits[token] * scale if logits[token] < 0 else logits[token] / scale
+    return max(range(VOCABULARY), key=lambda token: (logits[token], -token))
+
+
+class Host:
+    """What SGLang's scheduler knows of the answers: all of them, or not yet the step before."""
+
+    def __init__(self, world: World, late: bool) -> None:
+        self._world = world
+        self._late = late
+        self._known = [len(prompt) + (not late) for prompt in PROMPTS]
+
+    def requests(self, asked: Sequence[dict[str, Any]]) -> list[Any]:
+        """The requests as they are when the next step is launched."""
+        lengths = [len(sequence) for sequence in self._world.sequences]
+        known = self._known if self._late else lengths
+        self._known = lengths
+        return [
+            request_of(len(sequence) - 1, prompt, sequence[len(prompt) : end], **wants)
+            for sequence, prompt, end, wants in zip(
+                self._world.sequences, PROMPTS, known, asked, strict=True
+            )
+        ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes", "late"),
+    [
+        *((kind, [16], True) for kind in PENALTIES),
+        *(("all", nodes, late) for nodes in ([1], [1, 8, 70]) for late in (False, True)),
+    ],
+)
+def test_penalties_are_those_of_the_path(
+    kind: str, nodes: list[int], late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "apply_dflash_verify_logits_adjustments", lambda **given: None)
+    started = [[*prompt, next_token(prompt)] for prompt in PROMPTS]
+    world = World(started, room=400, rival=8.0)
+    made = make_worker(world, nodes, monkeypatch)
+    host = Host(world, late)
+    asked = [PENALTIES[kind], {}, PENALTIES[kind]]
+    changed = longest = 0
+    for _ in range(12):
+        before = [len(sequence) for sequence in world.sequences]
+        info = SimpleNamespace(is_all_greedy=True)
+        step(world, made, sampling_info=info, reqs=host.requests(asked))
+        for sequence, start, prompt, wants in zip(
+            world.sequences, before, PROMPTS, asked, strict=True
+        ):
+            longest = max(longest, len(sequence) - start)
+            for at in range(start, len(sequence)):
+                expected = penalised_next(sequence[:at], sequence[len(prompt) : at], wants)
+                assert sequence[at] == expected
+                changed += expected != next_token(sequence[:at])
+    assert changed > 0
+    assert (longest > 1) == (nodes != [1])
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_least_number_of_tokens_holds_back_the_end(
+    late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stop tokens come once so many tokens are out, and not within the step before."""
+    monkeypatch.setattr(worker, "apply_dflash_verify_logits_adjustments", lambda **given: None)
+    started = [[*prompt, next_token(prompt)] for prompt in PROMPTS]
+    world = World(started, room=400)
+    made = make_worker(world, [16], monkeypatch)
+    host = Host(world, late)
+    stops = list(range(VOCABULARY - 4))
+    asked = [{"min_new_tokens": 13, "stop_token_ids": stops}, {}, {}]
+    for _ in range(12):
+        info = SimpleNamespace(is_all_greedy=True)
+        step(world, made, sampling_info=info, reqs=host.requests(asked))
+    output = world.sequences[0][len(PROMPTS[0]) :]
+    rule = [
+        next_token(world.sequences[0][:at]) for at in range(len(PROMPTS[0]), len(PROMPTS[0]) + 40)
+    ]
+    assert not set(output[1:13]) & set(stops)
+    assert any(token in stops for token in rule[1:13])
+    assert output[13:20] == rule[13:20]
+    assert set(output[13:20]) & set(stops)

@@ -25,6 +25,11 @@ def next_token(sequence: Sequence[int]) -> int:
     return value % (VOCABULARY - 1)
 
 
+def rival_token(sequence: Sequence[int]) -> int:
+    """What the target would nearly have chosen."""
+    return next_token([*sequence, 0])
+
+
 def continuation(prompt: Sequence[int], count: int) -> list[int]:
     """What plain greedy decoding gives."""
     sequence = list(prompt)
@@ -42,9 +47,17 @@ class World:
     """KV pools, the request table and what the worker asks of SGLang, for `requests` requests."""
 
     def __init__(
-        self, prompts: Sequence[Sequence[int]], room: int, window: int | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        room: int,
+        window: int | None = None,
+        rival: float = 0.0,
     ) -> None:
-        """room: tokens that a request may grow by; window: what the drafter sees, None for all."""
+        """room: tokens that a request may grow by; window: what the drafter sees, None for all.
+
+        rival: the logit of `rival_token`, where the choice has 9.
+        """
+        self.rival = rival
         generator = torch.Generator().manual_seed(0)
         self.requests = len(prompts)
         width = max(map(len, prompts)) + room
@@ -94,7 +107,9 @@ class World:
                 rows = rows[rows[:, 1].argsort()]
                 assert rows[:, 1].tolist() == list(range(length, length + len(seen))), "positions"
                 row = request * nodes + node
-                logits[row, next_token(prefix + rows[:, 0].tolist())] = 9.0
+                sequence = prefix + rows[:, 0].tolist()
+                logits[row, rival_token(sequence)] = self.rival
+                logits[row, next_token(sequence)] = 9.0
                 token, position = int(tokens[request, node]), int(positions[request, node])
                 hidden[row] = torch.tensor(hidden_row(token, position))
         return SimpleNamespace(

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from torch import Tensor
 
+from longleaf.engine.transfer import on_device
 from longleaf.engine.widths import VerifyRunners
 
 PADDING_SLOT = 0
@@ -56,7 +56,7 @@ def chain_rows(lengths: Sequence[int], width: int, device: torch.device | str) -
     filler = column >= length
     rows = np.arange(len(lengths) * width).reshape(-1, width)
     parts = [source.ravel(), filler.ravel(), rows[~filler], (rows[:, :1] + length - 1).ravel()]
-    there = _on_device(parts, device).split([len(part) for part in parts])
+    there = on_device(parts, device).split([len(part) for part in parts])
     return ChainRows(there[0], there[1].bool(), there[2], there[3])
 
 
@@ -65,15 +65,7 @@ def extend_positions(
 ) -> Tensor:
     """Return the positions of packed extends, int64 [sum(lengths)], without waiting."""
     pairs = zip(prefixes, lengths, strict=True)
-    return _on_device([np.arange(prefix, prefix + new) for prefix, new in pairs], device)
-
-
-def _on_device(parts: Sequence[NDArray[np.int64]], device: torch.device | str) -> Tensor:
-    """Return the parts one after another, int64, by one copy that the host does not wait for."""
-    pinned = torch.device(device).type == "cuda"
-    host = torch.empty(sum(map(len, parts)), dtype=torch.int64, pin_memory=pinned)
-    np.concatenate(parts, out=host.numpy())
-    return host.to(device, non_blocking=True)
+    return on_device([np.arange(prefix, prefix + new) for prefix, new in pairs], device)
 
 
 class ShortExtends:

@@ -84,6 +84,10 @@ def warmup_requests(grammar: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "extend", {"text": _PASSAGE + "And then?", "sampling_params": short}
     # Beyond every captured width, so that it runs operator by operator.
     yield "long extend", {"text": _PASSAGE + _PASSAGE.upper(), "sampling_params": short}
+    # Of a single request and of several: SGLang compiles for each.
+    penalised = {**short, "repetition_penalty": 1.1, "frequency_penalty": 0.1, "min_new_tokens": 2}
+    yield "penalties", {"text": "One by one", "sampling_params": penalised}
+    yield "penalties of two", {"text": ["One of two", "Two of two"], "sampling_params": penalised}
     if grammar:
         schema = {"temperature": 0, "max_new_tokens": 24, "json_schema": json.dumps(_SCHEMA)}
         yield "JSON schema", {"text": "Answer in JSON: 1 + 1 = ", "sampling_params": schema}

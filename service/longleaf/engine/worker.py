@@ -32,6 +32,7 @@ from longleaf.engine.compaction import TargetCompactor
 from longleaf.engine.draft_head import DraftMarginals, MarginalHead, head_shard
 from longleaf.engine.metrics import EngineObserver, PhaseClock, StepLedger, StepRecord
 from longleaf.engine.options import captured_nodes, engine_options
+from longleaf.engine.penalties import Penalties
 from longleaf.engine.short_extend import ShortExtends, extend_positions
 from longleaf.engine.verify_input import RootTrees, verify_input
 from longleaf.engine.widths import VerifyRunners, WidthPolicy, make_budget, spec_width
@@ -125,6 +126,8 @@ class DDTreeWorker(DFlashWorkerV2):
         seed = int(self.server_args.random_seed or 0) + self._options.sampling_seed
         self._acceptor = Acceptor(batch, widest, seed, device)
         self._roots = RootTrees(batch, device)
+        table = self.model_runner.req_to_token_pool.req_to_token
+        self._penalties = Penalties(table.shape[0], int(self.block_size), device)
         with spec_width(int(self.block_size), self._reserved):
             super().init_cuda_graphs()
         graphs = get_exec().graph.cuda_graph_config.decode.backend != Backend.DISABLED
@@ -246,12 +249,13 @@ class DDTreeWorker(DFlashWorkerV2):
         nodes = slots.shape[1]
         prefix_lens = batch.seq_lens
         with self._phase("accept"):
-            logits = self._adjusted_logits(batch, logits_output, links, nodes, grammar_barrier)
+            logits = self._adjusted_logits(batch, logits_output, trees, links, grammar_barrier)
             max_path = min(int(self.block_size), nodes)
             accepted = self._acceptor(trees, logits, batch.sampling_info, prefix_lens, max_path)
             done = committed(trees, accepted, prefix_lens, slots, int(self.block_size))
             if on_publish is not None:
                 on_publish(done.seq_lens)
+            self._penalties.keep(batch.reqs, batch.req_pool_indices, done)
             if self._policy.wants_paths or self._observer is not None:
                 record.path = _async_d2h(accepted.path)
             if batch.return_logprob:
@@ -397,12 +401,13 @@ class DDTreeWorker(DFlashWorkerV2):
         self,
         batch: Any,
         logits_output: Any,
+        trees: DraftTrees,
         links: Any,
-        nodes: int,
         grammar_barrier: Callable[[], None] | None,
     ) -> Tensor:
         """Apply penalties, biases and grammars to every node's logits, in place."""
         logits: Tensor = logits_output.next_token_logits
+        self._penalties(logits, trees, batch.reqs, batch.req_pool_indices, batch.seq_lens)
         mask = None
         if links is not None:
             mask = build_grammar_vocab_mask(
@@ -416,7 +421,7 @@ class DDTreeWorker(DFlashWorkerV2):
             apply_dflash_verify_logits_adjustments(
                 next_token_logits=logits,
                 sampling_info=batch.sampling_info,
-                draft_token_num=nodes,
+                draft_token_num=trees.tokens.shape[1],
             )
         if mask is not None:
             mask.apply(logits)

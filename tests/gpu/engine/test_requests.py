@@ -2,7 +2,9 @@
 
 import http.client
 import json
+import math
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -74,6 +76,34 @@ def test_log_probabilities_are_those_without_speculation(
             assert answer.logprobs[at] == pytest.approx(reference.logprobs[at], abs=GAP)
             assert answer.logprobs[at] == answer.top_logprobs[at][0][0]
     assert compared >= 64 * len(prompts) // 2
+
+
+@pytest.mark.servers("plain", "ddtree")
+def test_penalties_are_those_of_every_token_before(fleet: Fleet, source: PromptSource) -> None:
+    """Each token is what plain decoding takes where the same is asked for as a bias."""
+    prompt = source.cut("prose", 200, 1)[0].tokens.tolist()
+    answer = fleet.client("ddtree").generate(prompt, 48, frequency_penalty=1.5)
+    free = fleet.client("ddtree").generate(prompt, 48)
+    assert answer.tokens != free.tokens
+    plain = fleet.client("plain")
+    for at, token in enumerate(answer.tokens):
+        before = answer.tokens[:at]
+        bias = {str(known): -1.5 * count for known, count in Counter(before).items()}
+        one = plain.generate([*prompt, *before], 1, top_logprobs=3, logit_bias=bias or None)
+        known = {other: value for value, other in one.top_logprobs[0]}
+        assert known[one.tokens[0]] - known.get(token, -math.inf) <= GAP, at
+
+
+@pytest.mark.servers("ddtree")
+def test_a_least_number_of_tokens_holds(fleet: Fleet) -> None:
+    prompt = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, "
+    client = fleet.client("ddtree")
+    ends = client.generate(prompt, 40).tokens
+    stops = sorted(set(ends[4:8]))
+    answer = client.generate(prompt, 40, ignore_eos=False, stop_token_ids=stops, min_new_tokens=20)
+    assert len(answer.tokens) > 20
+    assert answer.finish == ("length" if len(answer.tokens) == 40 else "stop")
+    assert not set(answer.tokens[:20]) & set(stops)
 
 
 @pytest.mark.servers("plain", "ddtree")
