@@ -1,5 +1,6 @@
 """What the probes read of an answer: SGLang's own API, and servers that tell no steps."""
 
+import dataclasses
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -10,7 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from longleaf.probes.client import ProbeError, Server, complete, find_server, steps_of
+from longleaf.probes.client import Answer, ProbeError, Server, complete, find_server, steps_of
 from longleaf.probes.prompts import prompt_of
 
 pytestmark = pytest.mark.anyio
@@ -200,3 +201,21 @@ async def test_a_server_that_is_not_ready_is_said_to_be(status: int, body: str, 
     async with TestServer(app) as server, aiohttp.ClientSession() as http:
         with pytest.raises(ProbeError, match=why):
             await find_server(http, str(server.make_url("")).rstrip("/"))
+
+
+@pytest.mark.parametrize("steps", [1, 9, 10**30])
+async def test_steps_that_cannot_be_are_not_divided_by(steps: int) -> None:
+    """Eight tokens in four events, of which one is prefill's."""
+    answer = Answer(9, 8, steps, 7 / steps, 0, 0, 4, 0.1, 0.5)
+    with pytest.raises(ProbeError, match=f"reports {str(steps)[:12]} steps, of 8 tokens in 4 ev"):
+        steps_of(answer)
+    for possible in (3, 7):
+        assert steps_of(dataclasses.replace(answer, steps=possible)) == possible
+
+
+async def test_true_is_no_count() -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 8, "spec_tokens_details": {"steps": True}}
+    chunks = [{"choices": [{"text": "x"}], "usage": usage}]
+    async with replaying(chunks, "/v1/completions") as (_, http, server):
+        with pytest.raises(ProbeError, match="the answer's steps is True, no count"):
+            await complete(http, server, "", max_tokens=8)

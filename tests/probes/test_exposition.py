@@ -59,6 +59,7 @@ async def test_families_are_summed_and_told_by_bucket() -> None:
         (b"longleaf_commit_len_count abc\n", 200, "is no Prometheus text"),
         (b"\xff\xfe\xfa", 200, "is no Prometheus text"),
         (b"<html>", 200, "is no Prometheus text"),
+        (ENGINE + b"x_total 1\n" * (1 << 20), 200, "it is longer than 8 MiB"),
     ],
 )
 async def test_metrics_that_are_none(body: bytes, status: int, said: str) -> None:

@@ -149,6 +149,11 @@ def steps_of(answer: Answer) -> int:
             f"{answer.completion_tokens} tokens came in {answer.events} events and no steps are "
             "told (SGLang's are told by an engine's URL)"
         )
+    if answer.steps and not answer.events - 1 <= answer.steps <= answer.completion_tokens:
+        raise ProbeError(
+            f"the answer reports {str(answer.steps)[:12]} steps, of {answer.completion_tokens} "
+            f"tokens in {answer.events} events"
+        )
     steps = answer.steps or answer.completion_tokens - 1
     if steps < 1 or answer.decode_seconds <= 0:
         raise ProbeError("the answer has too few steps to time: raise --max-tokens")
@@ -268,7 +273,7 @@ def _chunk(line: bytes) -> dict[str, Any] | None:
 
 def _whole(found: Mapping[str, Any], name: str, least: int = 0) -> int:
     value = found.get(name, 0)
-    if not isinstance(value, int) or value < least:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ProbeError(f"the answer's {name} is {value!r}, no count from {least} on")
     return value
 

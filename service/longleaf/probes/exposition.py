@@ -10,6 +10,8 @@ from prometheus_client.samples import Sample
 from longleaf.probes.client import ProbeError
 
 _SECONDS = 10.0
+_MOST_BYTES = 8 << 20
+"""Some 50,000 series: seconds to read, in which nothing else goes on."""
 _ENGINE = {"longleaf_commit_len_count", "longleaf_kv_read_bytes_total"}
 _GPU = "longleaf_gpu_"
 
@@ -49,13 +51,22 @@ async def gpu_figures(http: aiohttp.ClientSession, url: str) -> dict[str, dict[s
     return found
 
 
+async def _body(content: aiohttp.StreamReader) -> bytes:
+    body = bytearray()
+    async for chunk in content.iter_any():
+        body += chunk
+        if len(body) > _MOST_BYTES:
+            raise ValueError(f"it is longer than {_MOST_BYTES >> 20} MiB")
+    return bytes(body)
+
+
 async def _scrape(http: aiohttp.ClientSession, url: str) -> list[Sample]:
     """Samples with a finite value; ``ProbeError`` if there is no exposition in a few seconds."""
     try:
         async with asyncio.timeout(_SECONDS), http.get(url) as answer:
             if answer.status != 200:
                 raise ProbeError(f"{url}: status {answer.status}")
-            text = await answer.text("utf-8")
+            text = (await _body(answer.content)).decode()
         families = list(text_string_to_metric_families(text))
     except TimeoutError as error:
         raise ProbeError(f"{url}: no answer in {_SECONDS:g} s") from error
