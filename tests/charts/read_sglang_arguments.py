@@ -51,6 +51,7 @@ def main() -> None:
 
 def _read(words: Sequence[str], known: Collection[str], parse: Callable[..., Any]) -> Any:
     from longleaf.engine import switches
+    from longleaf.engine.drift import DriftError
 
     named = [word.partition("=")[0] for word in words if word.startswith("--")]
     unknown = [word for word in named if word not in known]
@@ -62,6 +63,8 @@ def _read(words: Sequence[str], known: Collection[str], parse: Callable[..., Any
             read = parse(words)
         switches.refuse(read)
         return vars(read)
+    except DriftError as error:
+        return str(error)
     except SystemExit:
         return said.getvalue().splitlines()[-1]
 
