@@ -4,6 +4,7 @@ Each check is a process of its own, as the launcher's is.
 """
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,9 @@ REFUSED: dict[str, tuple[str, dict[str, str], str]] = {
     "no port": ("--port 0", {}, "--port is 0"),
     "port": ("--port 70000", {}, "from 1 to 65535"),
     "gRPC": ("--smg-grpc-mode", {}, "over HTTP"),
+    "deep": ("", {OPTION: "[" * 100_000}, "LONGLEAF_ENGINE must be a JSON object"),
+    "unknown": ("--no-such-option", {}, "SGLang's parser refuses: unrecognized arguments: --no-su"),
+    "no value": ("--tp-size", {}, "parser refuses: argument --tp-size"),
     "node": ("--nnodes 2 --node-rank 1", {}, "--node-rank is 1"),
 }
 
@@ -105,8 +109,9 @@ from longleaf.engine import check
 kept = []
 resolve = check.resolve
 check.resolve = lambda parsed: kept.append(resolve(parsed)) or kept[0]
-client = check.check_all({list(arguments)!r}, gpu=False)
-args = kept[0]
+args = check.check_all({list(arguments)!r}, gpu=False)
+assert args is kept[0]
+client = check.server_client(args)
 print(json.dumps({{
     "client": asdict(client), "prefill": args.cuda_graph_config.prefill.backend,
     "decode": args.cuda_graph_config.decode.backend, "backends": args.get_attention_backends(),
@@ -206,14 +211,46 @@ def test_the_launcher_is_told_and_nobody_else(starts: Starts, tmp_path: Path) ->
     assert done.returncode == 0
     assert "secret" not in done.stdout
     told = tmp_path / "told"
-    code = f"""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+    code = launcher_told(told, *words, "--port", str(port))
+    assert starts.run(code, tmp_path).returncode == 0
+    expected = {"url": f"http://127.0.0.1:{port}", "api_key": "secret", "certificate": None}
+    assert json.loads(told.read_text()) == expected
+
+
+def launcher_told(told: Path, *arguments: str) -> str:
+    """The check as the launcher runs it."""
+    return f"""
 import os
 from longleaf.engine import check, warmup
 os.environ[warmup.CLIENT_VARIABLE] = str(os.open({str(told)!r}, os.O_WRONLY | os.O_CREAT))
 everything = check.check_all
 check.check_all = lambda argv: everything(argv, gpu=False)
-raise SystemExit(check.main({list(words)!r}))
+raise SystemExit(check.main({list(arguments)!r}))
 """
-    assert starts.run(code, tmp_path).returncode == 0
-    expected = {"url": "http://127.0.0.1:30000", "api_key": "secret", "certificate": None}
-    assert json.loads(told.read_text()) == expected
+
+
+def test_an_address_that_is_taken_is_refused_where_a_start_follows(
+    starts: Starts, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        words = (*TREES, "--port", str(other.getsockname()[1]))
+        done = starts.run(launcher_told(tmp_path / "told", *words), tmp_path)
+        assert done.returncode == 2
+        said = done.stderr.strip().splitlines()[-1]
+        assert f"cannot listen at --host 127.0.0.1 --port {words[-1]} (Address already in" in said
+        assert (tmp_path / "told").read_text() == ""
+        assert check(starts, tmp_path, *words).returncode == 0
+    assert starts.run(launcher_told(tmp_path / "told", *words), tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid"])
+def test_an_address_of_another_machine_is_refused(
+    starts: Starts, tmp_path: Path, host: str
+) -> None:
+    done = starts.run(launcher_told(tmp_path / "told", *TREES, "--host", host), tmp_path)
+    assert done.returncode == 2
+    said = done.stderr.strip().splitlines()[-1]
+    assert f"cannot listen at --host {host}" in said
+    assert said.endswith("fix: give an address of this machine and a free port")

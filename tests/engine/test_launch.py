@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from longleaf.engine import warmup
+from longleaf.engine.launch import engine_command
 
 ROOT = Path(__file__).parents[2]
 STANDIN = ROOT / "tests/engine/standin.py"
@@ -70,8 +72,14 @@ with open(int(os.environ[CLIENT_VARIABLE]), "w") as pipe:
 """The check's last act, with the stand-in's address in place of SGLang's."""
 
 
-def launch(tmp_path: Path, *arguments: str, check: str = TELLS, seconds: float = 60.0) -> Launched:
-    port, ready, log = free_port(), tmp_path / "ready", tmp_path / "log"
+def launch(
+    tmp_path: Path,
+    *arguments: str,
+    check: str = TELLS,
+    seconds: float = 60.0,
+    ready: Path | None = None,
+) -> Launched:
+    port, ready, log = free_port(), ready or tmp_path / "ready", tmp_path / "log"
     log.touch()
     standin = ["--port", str(port), "--log", str(log), *arguments]
     process = subprocess.Popen(
@@ -190,23 +198,108 @@ def test_a_stale_ready_file_is_removed_before_anything_else(tmp_path: Path) -> N
     assert not launched.ready.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_during_the_check_ends_both(tmp_path: Path, number: signal.Signals) -> None:
-    """As the first process of a container, too, which has no default action for signals."""
-    mark = tmp_path / "checking"
-    check = f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
-    launched = launch(tmp_path, check=check)
+def test_a_second_start_with_the_same_ready_file_harms_nothing(tmp_path: Path) -> None:
+    first = launch(tmp_path)
+    first.wait_ready()
+    second = launch(tmp_path)
+    _, err = second.process.communicate(timeout=30)
+    assert second.process.returncode == 2
+    assert f"--ready-file {first.ready} is that of a running longleaf engine; fix: " in err
+    assert first.ready.exists()
+    first.process.terminate()
+    first.process.communicate(timeout=30)
+    assert not first.ready.exists()
+
+
+def test_a_second_start_at_the_same_address_is_not_taken_for_the_first(tmp_path: Path) -> None:
+    """Either would answer the other's warm-up; SGLang binds its port minutes after its start."""
+    first = launch(tmp_path)
+    first.wait_ready()
+    second = launch(tmp_path, "--port", str(first.port), ready=tmp_path / "other")
+    _, err = second.process.communicate(timeout=30)
+    assert second.process.returncode == 2
+    assert f"another longleaf engine holds http://127.0.0.1:{first.port}; fix: " in err
+    assert "standin" not in err
+    first.process.terminate()
+    first.process.communicate(timeout=30)
+
+
+@pytest.mark.parametrize("name", ["no/such/folder/ready", "."])
+def test_a_ready_file_that_cannot_be_written_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    launched = launch(tmp_path, ready=tmp_path / name)
+    _, err = launched.process.communicate(timeout=30)
+    assert launched.process.returncode == 2
+    assert f"--ready-file {tmp_path / name} cannot be written" in err
+    assert err.count("\n") == 1
+
+
+def test_a_killed_launcher_takes_its_server_along(tmp_path: Path) -> None:
+    launched = launch(tmp_path)
+    launched.wait_ready()
+    launched.process.kill()
+    launched.process.communicate(timeout=30)
+    end = time.monotonic() + 30
+    while not nothing_listens(launched.port):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    again = launch(tmp_path, check="raise SystemExit(2)")  # what it left is not a running one's
+    again.process.communicate(timeout=30)
+    assert again.process.returncode == 2
+    assert not again.ready.exists()
+
+
+SLEEPS = "import os, time; open({mark!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+
+
+def wait_for_pid(mark: Path) -> int:
     end = time.monotonic() + 60
     while not (mark.exists() and mark.read_text()):
         assert time.monotonic() < end
         time.sleep(0.02)
+    return int(mark.read_text())
+
+
+def wait_until_gone(pid: int) -> None:
+    end = time.monotonic() + 30
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_check_alone_ends_with_its_command(tmp_path: Path, number: signal.Signals) -> None:
+    mark = tmp_path / "checking"
+    check = (sys.executable, "-c", SLEEPS.format(mark=str(mark)))
+    code = f"from longleaf.engine.launch import run_check; raise SystemExit(run_check((), {check}))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(ROOT / "service")}
+    )
+    pid = wait_for_pid(mark)
+    process.send_signal(number)
+    assert process.wait(30) == (143 if number is signal.SIGTERM else -9)
+    wait_until_gone(pid)
+
+
+@pytest.mark.parametrize("words", ["--start-seconds nan", "--stop-seconds -1", "--stop-seconds 0"])
+def test_a_time_that_is_none_is_refused(words: str) -> None:
+    result = CliRunner().invoke(engine_command, words.split())
+    assert result.exit_code == 2
+    assert "is no time above 0 s" in result.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_during_the_check_ends_both(tmp_path: Path, number: signal.Signals) -> None:
+    """As the first process of a container, too, which has no default action for signals."""
+    mark = tmp_path / "checking"
+    launched = launch(tmp_path, check=SLEEPS.format(mark=str(mark)))
+    pid = wait_for_pid(mark)
     launched.process.send_signal(number)
     launched.process.communicate(timeout=30)
     assert launched.process.returncode in {128 + number, -number}
     if number is signal.SIGTERM:  # by a handler, not by the default action
         assert launched.process.returncode == 143
     with pytest.raises(ProcessLookupError):
-        os.kill(int(mark.read_text()), 0)
+        os.kill(pid, 0)
     assert launched.requests() == []
 
 

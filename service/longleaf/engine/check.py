@@ -7,11 +7,12 @@ arguments, and ends with status 0, or with status 2 after one line that says wha
 import argparse
 import json
 import os
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from longleaf.engine import guard, model_check, switches
 from longleaf.engine.drift import EXIT_CODE, GUARD_VARIABLE, DriftError
@@ -19,11 +20,20 @@ from longleaf.engine.model_check import Arguments
 from longleaf.engine.warmup import CLIENT_VARIABLE, Client
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses in one sentence: SGLang's usage alone is four hundred lines."""
+
+    def error(self, message: str) -> NoReturn:
+        raise DriftError(
+            f"SGLang's parser refuses: {message}", "longleaf engine -- --help lists its arguments"
+        )
+
+
 def parse(argv: Sequence[str]) -> Any:
     """Return the arguments as SGLang's own parser reads them; the plugin must be registered."""
     from sglang.srt.server_args import ServerArgs
 
-    parser = argparse.ArgumentParser(prog="longleaf engine --", exit_on_error=True)
+    parser = _Parser(prog="longleaf engine --")
     ServerArgs.add_cli_args(parser)
     arguments = list(argv)
     if "--config" in arguments:
@@ -31,6 +41,8 @@ def parse(argv: Sequence[str]) -> Any:
 
         try:
             arguments = ConfigArgumentMerger(parser).merge_config_with_args(arguments)
+        except DriftError:
+            raise
         except Exception as error:  # whatever reading YAML may raise
             raise DriftError(
                 f"--config cannot be read ({_one_line(error)})", "give a YAML file of arguments"
@@ -149,14 +161,36 @@ def check_resolved(args: Any) -> None:
         raise DriftError(f"longleaf_mla computes in bfloat16, got {dtype}", "--dtype bfloat16")
 
 
+def check_address(args: Any) -> None:
+    """Check that a server of these ServerArgs can listen.
+
+    SGLang finds out minutes later, and until then whoever listens there would be taken for it.
+    """
+    try:
+        found = socket.getaddrinfo(
+            args.host, args.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, kind, protocol, _, address in found:
+            with socket.socket(family, kind, protocol) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                if family == socket.AF_INET6:
+                    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                listener.bind(address)
+    except OSError as error:
+        raise DriftError(
+            f"the server cannot listen at --host {args.host} --port {args.port} ({error.strerror})",
+            "give an address of this machine and a free port",
+        ) from error
+
+
 def server_client(args: Any) -> Client:
     """Return how a server of these ServerArgs is reached from its own machine."""
     return Client(args.url(), args.api_key, args.ssl_certfile)
 
 
-def check_all(argv: Sequence[str], *, gpu: bool = True) -> Client:
+def check_all(argv: Sequence[str], *, gpu: bool = True) -> Any:
     """Run every check; without ``gpu``, those of torch's build and the kernels' library are left
-    out. Returns a client of the server to be.
+    out. Returns the ServerArgs of the server to be.
     """
     guard.check_versions()
     guard.check_sources()
@@ -177,14 +211,20 @@ def check_all(argv: Sequence[str], *, gpu: bool = True) -> Client:
     check_models(parsed)
     args = resolve(parsed)
     check_resolved(args)
-    return server_client(args)
+    return args
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run every check and return the exit status."""
+    """Run every check and return the exit status.
+
+    Where a start follows, the address must be free, and the launcher is told where it will be.
+    """
     os.environ.setdefault(GUARD_VARIABLE, "1")
+    told = os.environ.get(CLIENT_VARIABLE)
     try:
-        client = check_all(argv)
+        args = check_all(argv)
+        if told is not None:
+            check_address(args)
     except DriftError as error:
         print(f"longleaf engine: {error}", file=sys.stderr)
         return EXIT_CODE
@@ -196,10 +236,9 @@ def main(argv: Sequence[str]) -> int:
             file=sys.stderr,
         )
         return EXIT_CODE
-    told = os.environ.get(CLIENT_VARIABLE)
     if told is not None:
         with open(int(told), "w") as pipe:
-            json.dump(asdict(client), pipe)
+            json.dump(asdict(server_client(args)), pipe)
     return 0
 
 

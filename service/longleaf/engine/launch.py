@@ -5,27 +5,30 @@ launcher: one line ``ready`` on standard output, and the file of --ready-file, w
 while the server is up and warm. A Kubernetes readiness probe is ``test -f FILE``; the gateway
 follows ready pods, and where there is no cluster it is to be started after the line.
 
+The address and the ready file are held while the launcher runs, so that a second start with the
+same ones is refused and harms nothing. Whatever ends the launcher ends what it started, SIGKILL
+too.
+
 Exit status: 2 for a drift, found before anything started; the server's own where it ended by
 itself or after a signal (1 where that would be 0 without a signal); 1 for a start that failed.
 """
 
-import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import click
 
-from longleaf.engine.drift import GUARD_VARIABLE
+from longleaf.engine.drift import EXIT_CODE
+from longleaf.engine.held import HeldError, ReadyFile, held_address
+from longleaf.engine.process import Server, ended_with_us, killed_on_error
 from longleaf.engine.warmup import (
     CLIENT_VARIABLE,
     Client,
@@ -38,7 +41,6 @@ from longleaf.signals import raised
 CHECK = (sys.executable, "-m", "longleaf.engine.check")
 SERVER = (sys.executable, "-m", "sglang.launch_server")
 _PROGRESS_SECONDS = 10.0
-_TAIL_LINES = 30
 _DYING_SECONDS = 3.0
 """A connection breaks a moment before the process that held it has ended."""
 
@@ -62,6 +64,15 @@ class LaunchConfig:
     server: tuple[str, ...] = SERVER
 
 
+def run_check(arguments: Sequence[str], check: Sequence[str] = CHECK) -> int:
+    """Run the check, start nothing; returns the exit status. A signal ends the check too."""
+    with raised():
+        process = subprocess.Popen([*check, *arguments], preexec_fn=ended_with_us(signal.SIGKILL))
+        with killed_on_error(process):
+            status = process.wait()
+    return status if status >= 0 else 1
+
+
 def checked(config: LaunchConfig) -> Client | int:
     """Run the check; returns the client of the server to be, or the exit status of a refusal.
 
@@ -74,16 +85,13 @@ def checked(config: LaunchConfig) -> Client | int:
                 [*config.check, *config.arguments],
                 pass_fds=(writing,),
                 env={**os.environ, CLIENT_VARIABLE: str(writing)},
+                preexec_fn=ended_with_us(signal.SIGKILL),
             )
         finally:
             os.close(writing)
-        try:
+        with killed_on_error(process):
             told = pipe.read()
             status = process.wait()
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
     if status != 0:
         return status if status > 0 else 1
     try:
@@ -93,74 +101,12 @@ def checked(config: LaunchConfig) -> Client | int:
         return 1
 
 
-class Server:
-    """The server's process, its group and the last lines that it wrote."""
-
-    def __init__(self, command: Sequence[str]) -> None:
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env={**os.environ, GUARD_VARIABLE: "1"},
-        )
-        self._lines: deque[str] = deque(maxlen=_TAIL_LINES)
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        self._signalled = False
-
-    def _read(self) -> None:
-        stream: IO[bytes] | None = self._process.stdout
-        assert stream is not None
-        for line in stream:
-            text = line.decode(errors="replace")
-            self._lines.append(text)
-            sys.stderr.write(text)
-            sys.stderr.flush()
-
-    def signalled(self) -> bool:
-        """Return whether a signal was passed on."""
-        return self._signalled
-
-    @property
-    def status(self) -> int | None:
-        """Exit status as a shell tells it (128 + signal); None while the process runs."""
-        code = self._process.poll()
-        return 128 - code if code is not None and code < 0 else code
-
-    def tail(self) -> str:
-        """Return the last lines of the output."""
-        self._reader.join(timeout=2.0)
-        return "".join(self._lines)
-
-    def forward(self, number: int) -> None:
-        """Send a signal to the server alone: it drains, and ends its own children."""
-        self._signalled = True
-        if self._process.poll() is None:
-            self._process.send_signal(number)
-
-    def wait(self, seconds: float) -> int | None:
-        """Wait for the end for so long; the exit status, or None."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(seconds)
-        return self.status
-
-    def end(self, grace_seconds: float) -> None:
-        """SIGTERM, and after the grace SIGKILL, for the server and whatever it started."""
-        if self._process.poll() is None:
-            self._process.terminate()
-            self.wait(grace_seconds)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
-
 class Launcher:
     """Takes one server from its check to its end."""
 
     def __init__(self, config: LaunchConfig) -> None:
         self._config = config
+        self._ready = ReadyFile(config.ready_file)
 
     def run(self) -> int:
         """Check, start, warm up, watch; returns the exit status.
@@ -168,15 +114,20 @@ class Launcher:
         A signal during the check raises ``SystemExit``; later ones are the server's.
         """
         with raised():
-            return self._run()
+            try:
+                self._ready.prepare()
+                found = checked(self._config)
+                if isinstance(found, int):
+                    return found
+                self._client = found
+                with held_address(found.url):
+                    return self._serve()
+            except HeldError as error:
+                click.echo(f"longleaf engine: {error}", err=True)
+                return EXIT_CODE
 
-    def _run(self) -> int:
+    def _serve(self) -> int:
         config = self._config
-        self._set_ready(False)
-        found = checked(config)
-        if isinstance(found, int):
-            return found
-        self._client = found
         server = Server([*config.server, *config.arguments])
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda got, _frame: server.forward(got))
@@ -184,14 +135,14 @@ class Launcher:
             begin = time.monotonic()
             self._start(server, begin + config.start_seconds)
             if not server.signalled():
-                self._set_ready(True)
+                self._ready.write(self._client.url)
                 click.echo(f"ready after {time.monotonic() - begin:.0f} s: {self._client.url}")
             return self._watch(server)
         except StartError as error:
             click.echo(f"longleaf engine: {error}", err=True)
             return server.status or 1
         finally:
-            self._set_ready(False)
+            self._ready.remove()
             server.end(config.stop_seconds)
 
     def _start(self, server: Server, deadline: float) -> None:
@@ -254,7 +205,7 @@ class Launcher:
         while True:
             status = server.wait(0.5)
             if server.signalled():
-                self._set_ready(False)
+                self._ready.remove()
                 status = server.wait(self._config.stop_seconds)
                 return 1 if status is None else status
             if status is not None:
@@ -265,22 +216,30 @@ class Launcher:
                 )
                 return status or 1
 
-    def _set_ready(self, ready: bool) -> None:
-        path = self._config.ready_file
-        if path is None:
-            return
-        if ready:
-            path.write_text(f"{self._client.url}\n")
-        else:
-            path.unlink(missing_ok=True)
+
+def _seconds(ctx: click.Context, parameter: click.Parameter, value: float) -> float:
+    del ctx
+    if not (math.isfinite(value) and value > 0):
+        raise click.BadParameter(f"{value} is no time above 0 s", param=parameter)
+    return value
 
 
 @click.command("engine")
 @click.option("--ready-file", type=click.Path(path_type=Path), help="Exists while ready.")
 @click.option(
-    "--start-seconds", default=1800.0, show_default=True, help="Give up starting after this."
+    "--start-seconds",
+    default=1800.0,
+    show_default=True,
+    callback=_seconds,
+    help="Give up starting after this.",
 )
-@click.option("--stop-seconds", default=120.0, show_default=True, help="Longest drain.")
+@click.option(
+    "--stop-seconds",
+    default=120.0,
+    show_default=True,
+    callback=_seconds,
+    help="Longest drain.",
+)
 @click.option("--check-only", is_flag=True, help="Run the checks and start nothing.")
 @click.argument("sglang_args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
@@ -297,5 +256,5 @@ def engine_command(
     Arguments after -- go to `python -m sglang.launch_server`.
     """
     if check_only:
-        ctx.exit(subprocess.run([*CHECK, *sglang_args], check=False).returncode)
+        ctx.exit(run_check(sglang_args))
     ctx.exit(Launcher(LaunchConfig(sglang_args, ready_file, start_seconds, stop_seconds)).run())
