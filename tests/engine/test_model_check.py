@@ -63,6 +63,17 @@ def test_the_k2_6_pair_fits() -> None:
         (("num_target_layers",), 5, "num_target_layers is 5, the target has 4"),
         (("dflash_config", "target_layer_ids"), [0, 3], r"\[0, 3\], SGLang captures layers 0 to 2"),
         (("dflash_config", "target_layer_ids"), [-1, 2], r"\[-1, 2\]"),
+        (
+            ("dflash_config", "target_layer_ids"),
+            [2, 0],
+            r"\[2, 0\]: SGLang captures each layer once",
+        ),
+        (
+            ("dflash_config", "target_layer_ids"),
+            [0, 0],
+            r"\[0, 0\]: SGLang captures each layer once",
+        ),
+        (("dflash_config", "mask_token_id"), None, "dflash_config has no mask_token_id"),
         (("dflash_config", "mask_token_id"), 4096, "outside the vocabulary of 4096"),
         (("sliding_window",), None, "sliding layers and sliding_window is None"),
         (("layer_types",), ["full_attention"], "2 layers and 1 layer_types"),

@@ -127,7 +127,13 @@ def check_pair(target: Mapping[str, Any], drafter: Mapping[str, Any], given: Arg
     _check_taps(target, drafter, dflash)
     mask = _whole(dflash, "mask_token_id", "drafter")
     vocabulary = _whole(target, "vocab_size", "target") or 0
-    if mask is not None and not 0 <= mask < vocabulary:
+    if mask is None:
+        raise DriftError(
+            "the drafter's dflash_config has no mask_token_id: SGLang would take the target's mask "
+            "token, or add one that the drafter was never trained with",
+            "write the id that it was trained with into the drafter's config.json",
+        )
+    if not 0 <= mask < vocabulary:
         raise DriftError(
             f"the drafter's mask_token_id is {mask}, outside the vocabulary of {vocabulary}",
             "correct dflash_config.mask_token_id",
@@ -193,6 +199,12 @@ def _check_taps(
             f"the drafter's target_layer_ids are {taps}, SGLang captures layers 0 to {layers - 2} "
             f"of {layers}",
             "give the drafter that was trained for this target",
+        )
+    if taps != sorted(set(taps)):
+        raise DriftError(
+            f"the drafter's target_layer_ids are {taps}: SGLang captures each layer once, and "
+            "concatenates them in the target's order",
+            "give a drafter with ascending target_layer_ids",
         )
 
 

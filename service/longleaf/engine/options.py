@@ -71,7 +71,7 @@ class EngineOptions:
         """Read options from a JSON object; raises ValueError for what is not one of them."""
         try:
             given = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"{ENGINE_VARIABLE} must be a JSON object: {error}") from error
         if not isinstance(given, dict):
             raise ValueError(f"{ENGINE_VARIABLE} must be a JSON object, got {text!r}")
