@@ -148,10 +148,10 @@ async def test_every_query_of_panels_and_rules_has_an_answer(tmp_path: Path) -> 
     plain_steps = {name for name in of_rules if "plain_step" in name}
     async with stack(tmp_path) as (prometheus, url, victim):
         # An answer of two tokens, one from prefill: nothing is drafted for its only step. A mean
-        # needs a hundred of them from one engine.
-        async with under(Load(url, "tiny", width=6, max_tokens=2, lengths=(400,))):
+        # needs a hundred of them from one engine, a line twenty steps of each bucket in it.
+        async with under(Load(url, "tiny", width=6, max_tokens=2, lengths=(40,))):
             await until_answered(prometheus, plain_steps)
-        async with under(Load(url, "tiny", width=6, max_tokens=24)):
+        async with under(Load(url, "tiny", width=6, max_tokens=64, lengths=(400, 3500))):
             await until_answered(prometheus, (set(QUERIES) | of_rules) - plain_steps - trouble)
             victim.process.kill()
             await until_answered(prometheus, trouble)
