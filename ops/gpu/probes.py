@@ -72,7 +72,7 @@ def main(context: str, seconds: float) -> None:
             folder,
             "step",
             *("step", "--url", urls["probe-ours"], "--against", urls["probe-stock"]),
-            *("--contexts", f"1k,{context}", "--repeats", "1", "--max-tokens", "24"),
+            *("--contexts", f"1k,{context}", "--repeats", "2", "--max-tokens", "24"),
             *("--card", "h200"),
         )
         probe(
