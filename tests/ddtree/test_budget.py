@@ -138,18 +138,6 @@ def test_accepted_counts_alone_serve_too() -> None:
     assert controller.choose(1024, 1) == 8
 
 
-def test_observed_times_correct_the_model() -> None:
-    costs = StepCosts()
-    controller = BudgetController(WIDTHS, costs)
-    for _ in range(50):
-        controller.observe_ms(8, 1024, 1, 2.0 * costs.milliseconds(8, 1024))
-    assert controller.expected_ms(8, 1024) == pytest.approx(2 * costs.milliseconds(8, 1024))
-    # The others are believed to be off alike until they are timed.
-    assert controller.expected_ms(64, 1024) == pytest.approx(2 * costs.milliseconds(64, 1024))
-    controller.observe_ms(64, 1024, 1, costs.milliseconds(64, 1024))
-    assert controller.expected_ms(64, 1024) == pytest.approx(costs.milliseconds(64, 1024))
-
-
 def test_controllers_that_are_told_the_same_choose_the_same() -> None:
     rng = np.random.default_rng(3)
     first, second = (BudgetController(WIDTHS, StepCosts()) for _ in range(2))

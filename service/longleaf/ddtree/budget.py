@@ -123,8 +123,6 @@ class BudgetController:
         self._first = _Mean(1.0 + _prior_gain(1, widths[0], depth))
         self._untried = list(widths)
         self._allowance = 0.0
-        self._ratio = [1.0] * len(widths)
-        self._timed = [0] * len(widths)
 
     def expected_commit(self, width: int) -> float:
         """Tokens a request commits in a step of `width` nodes, as far as is known."""
@@ -132,18 +130,13 @@ class BudgetController:
         pairs = zip(self._short[:index], self._gain[:index], strict=True)
         return self._first.value + sum(short.value * gain.value for short, gain in pairs)
 
-    def expected_ms(self, width: int, context: int, batch: int = 1) -> float:
-        """Milliseconds of such a step: the cost model, corrected by observed times."""
-        scale = self._ratio[self.widths.index(width)]
-        return self._costs.milliseconds(width, context, batch) * scale
-
     def choose(self, context: int, batch: int) -> int:
         """Return the width of the next step: `batch` requests of `context` tokens on average."""
         if len(self.widths) == 1:
             return self.widths[0]
         if self._untried:
             return self._untried.pop()
-        times = [self.expected_ms(width, context, batch) for width in self.widths]
+        times = [self._costs.milliseconds(width, context, batch) for width in self.widths]
         rates = [
             self.expected_commit(width) / time
             for width, time in zip(self.widths, times, strict=True)
@@ -202,19 +195,6 @@ class BudgetController:
                     self._short[pair].add(depths[pair] < self._depth)
                 if pair < index and depths[pair] < self._depth:
                     self._gain[pair].add(depths[pair + 1] - depths[pair])
-
-    def observe_ms(self, width: int, context: int, batch: int, milliseconds: float) -> None:
-        """Learn from a step's measured time. Every rank must be told the same number."""
-        index = self.widths.index(width)
-        if not milliseconds > 0:
-            raise ValueError(f"milliseconds must be above 0, got {milliseconds}")
-        ratio = milliseconds / self._costs.milliseconds(width, context, batch)
-        self._timed[index] += 1
-        rate = max(1.0 / self._timed[index], 0.02)
-        self._ratio[index] += rate * (ratio - self._ratio[index])
-        known = [r for r, n in zip(self._ratio, self._timed, strict=True) if n]
-        mean = sum(known) / len(known)
-        self._ratio = [r if n else mean for r, n in zip(self._ratio, self._timed, strict=True)]
 
     def _learn_total(self, index: int, drafts: int) -> None:
         """Learn a total alone: it is shared among the gains below in their proportion."""
