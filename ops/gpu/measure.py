@@ -24,7 +24,7 @@ from ops.gpu.timing import random_prompt, time_steps
 
 K = 1024
 OUR_CONTEXTS = (K, 8 * K, 32 * K, 64 * K, 128 * K, 185_000)
-STOCK_CONTEXTS = (K, 8 * K, 32 * K)
+STOCK_CONTEXTS = (K, 8 * K, 32 * K, 64 * K)
 WIDTH_CONTEXTS = (K, 16 * K, 64 * K)
 WIDTHS = (1, 8, 16, 32, 64)
 EXTENDS = {32 * K: (16, 64, 128, 192, 256, 384, 512, 1024), 128 * K: (64, 256, 512, 1024, 2048)}
