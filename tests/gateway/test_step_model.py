@@ -107,6 +107,26 @@ def test_an_engine_that_restarted_teaches_nothing() -> None:
     assert model.prefill_seconds(4_000) == 5.0
 
 
+def test_cached_prompts_do_not_slow_the_forecast_of_others() -> None:
+    model = StepModel()
+
+    def prefill(tokens: int, seconds: float) -> None:
+        after = replace(report(None, 1), prefilled_tokens=tokens, prefill_seconds=seconds)
+        model.learn(report(None, 1), after)
+
+    prefill(20, 0.016)  # all but 20 tokens lay in the cache: 1,250 tokens a second
+    assert model.prefill_seconds(1_000) == pytest.approx(0.8)
+    prefill(8_192, 1.024)
+    assert model.prefill_rate == pytest.approx(8_000)
+    for _ in range(50):
+        prefill(20, 0.013)
+    assert model.prefill_rate == pytest.approx(8_000)
+    assert model.prefill_seconds(32_000) == pytest.approx(4.0)
+    assert model.prefill_seconds(20) == pytest.approx(0.013)  # none was ever faster
+    prefill(4_096, 1.024)  # long contexts are slower: this counts
+    assert model.prefill_rate == pytest.approx((0.9 * 8_192 + 4_096) / (0.9 * 1.024 + 1.024))
+
+
 def test_restarts_are_seen() -> None:
     before = report(steps({2: 50}, 1_000, 2), 1, 9_000)
     assert not restarted(before, report(steps({2: 51}, 1_000, 2), 1, 9_000))

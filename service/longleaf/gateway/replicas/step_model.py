@@ -15,6 +15,9 @@ _FORGET = 0.995
 _PRIOR_VARIANCE = 1e4
 _DECAY = 0.9
 _LEAST_VARIANCE = 0.05
+_BULK_SHARE = 0.25
+"""Of the tokens of the longest prefill that was seen: from so many on a window tells how fast
+prompts are prefilled. A prompt that is cached but for its end takes the time of a launch."""
 _LEAST_SHARE = 0.5
 """No prediction is below this share of the shortest step that was seen."""
 
@@ -62,6 +65,8 @@ class StepModel:
         self._residual: float | None = None
         self._tokens = self._sequences = 0.0
         self._prefilled = self._prefill_seconds = 0.0
+        self._longest_prefill = 0
+        self._least_prefill: float | None = None
 
     @property
     def observations(self) -> int:
@@ -86,7 +91,7 @@ class StepModel:
 
     @property
     def prefill_rate(self) -> float | None:
-        """Prompt tokens a second, lately."""
+        """Prompt tokens a second, lately, where there were many."""
         return self._prefilled / self._prefill_seconds if self._prefill_seconds else None
 
     def learn(self, earlier: LoadReport, later: LoadReport) -> None:
@@ -94,8 +99,7 @@ class StepModel:
         tokens = later.prefilled_tokens - earlier.prefilled_tokens
         seconds = later.prefill_seconds - earlier.prefill_seconds
         if tokens > 0 and seconds > 0:
-            self._prefilled = _DECAY * self._prefilled + tokens
-            self._prefill_seconds = _DECAY * self._prefill_seconds + seconds
+            self._learn_prefill(tokens, seconds)
         if earlier.decode is None or later.decode is None:
             self._learn_totals(earlier, later)
             return
@@ -113,6 +117,16 @@ class StepModel:
             together = window.batch_seconds / window.steps - batch * step
             row = (0.0, context / batch * deviation / _CONTEXT_UNIT, deviation)
             self._fit.update(_scaled(row, step), together / deviation / step)
+
+    def _learn_prefill(self, tokens: int, seconds: float) -> None:
+        if tokens * _BULK_SHARE > self._longest_prefill:  # what was seen before was no bulk
+            self._prefilled = self._prefill_seconds = 0.0
+        self._longest_prefill = max(self._longest_prefill, tokens)
+        if tokens >= _BULK_SHARE * self._longest_prefill:
+            self._prefilled = _DECAY * self._prefilled + tokens
+            self._prefill_seconds = _DECAY * self._prefill_seconds + seconds
+        else:
+            self._least_prefill = min(self._least_prefill or seconds, seconds)
 
     def _learn_totals(self, earlier: LoadReport, later: LoadReport) -> None:
         """Without moments: the engine's own metrics, which know no batch; that of the reports."""
@@ -150,7 +164,7 @@ class StepModel:
     def prefill_seconds(self, tokens: float) -> float | None:
         """Predicted time to prefill ``tokens``; ``None`` before the first prefill."""
         rate = self.prefill_rate
-        return None if rate is None else tokens / rate
+        return None if rate is None else max(tokens / rate, self._least_prefill or 0.0)
 
     def _predict(self, context: float, batch: float) -> float:
         fitted = self._fit.predict((1.0, context / _CONTEXT_UNIT, batch))
