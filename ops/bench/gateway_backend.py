@@ -44,8 +44,9 @@ def _event(content: str, finish: str | None) -> bytes:
     return b"data: " + json.dumps({**value, "choices": [choice]}).encode() + b"\n\n"
 
 
-_EVENT = _event("", None)
-_EVENT = _chunk(_event("x" * (CHUNK_BYTES - len(_EVENT)), None))
+_TEXT_BYTES = CHUNK_BYTES - len(_event("", None))
+_EVENTS = [_chunk(_event(letter * _TEXT_BYTES, None)) for letter in "xy"]
+"""In turn: LiteLLM ends a stream that repeats a chunk a hundred times."""
 _END = _chunk(_event("", "stop")) + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 _USAGE = {"prompt_tokens": 200, "completion_tokens": 200, "total_tokens": 400}
 _WHOLE = _json(
@@ -163,7 +164,7 @@ class Backend(asyncio.Protocol):
     def _step(self) -> None:
         now = self._loop.time()
         while self._left and self._due <= now:
-            self._write(_EVENT)
+            self._write(_EVENTS[self._left % 2])
             self._left -= 1
             self._due += self._gap
         if self._left:
