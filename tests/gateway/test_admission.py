@@ -438,10 +438,10 @@ async def test_retry_after_goes_by_the_turns_of_those_who_waited() -> None:
         loop = asyncio.get_running_loop()
         tasks = [asyncio.create_task(post(gateway, ask("0", 100, max_tokens=800)))]
         await eventually(partial(held.count, 1))
+        begin = loop.time()
         for number in range(1, 13):
             tasks.append(asyncio.create_task(post(gateway, ask(str(number), 100, max_tokens=800))))
             await until_depth(gateway, number)
-        begin = loop.time()
         for number in range(4):  # four turns, whatever the pool has been giving back before
             await asyncio.sleep(0.4)
             held.end(held.started[-1])
