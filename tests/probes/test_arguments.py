@@ -37,7 +37,7 @@ def test_a_number_is_finite_and_within_its_bounds(command: str, option: str, val
 def test_the_exporters_interval_is_a_number() -> None:
     done = CliRunner().invoke(exporter_command, ["gpu", "--interval", "nan"])
     assert done.exit_code == 2
-    assert "nan is no finite number" in done.output
+    assert "nan is not a finite number" in done.output
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from longleaf.capacity.check import Checked, check
 from longleaf.capacity.model import CapacityError, Model, Objective, State
 from longleaf.capacity.pages import Answer, Prices, words
 from longleaf.capacity.traffic import Kind, TrafficError, load_kinds, normalized, parse_kind
-from longleaf.embedded.arguments import FiniteRange
 from longleaf.embedded.load import DEFAULT_MODELS
 from longleaf.embedded.options import SchedulerOptions
 from longleaf.embedded.tokenizer import Tokenizer
+from longleaf.options import FiniteRange
 from longleaf.simulate.commits import DEFAULT_COMMITS, CommitLengths, CommitsError, load_commits
 from longleaf.simulate.curve import CurveError, load_curve
 

@@ -1,12 +1,13 @@
 """Options that every command with SGLang's HTTP surface has, declared once."""
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
 import click
+
+from longleaf.options import FiniteRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,19 +27,6 @@ class ServerArguments:
     max_body_bytes: int
     drain_seconds: float
     log_level: str
-
-
-class FiniteRange(click.FloatRange):
-    """A number within bounds; nan, which no bound holds off, is none."""
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        """As click's, and finite."""
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value} is not a finite number.", param, ctx)
-        return number
 
 
 def server_options(

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import click
 
-from longleaf.embedded.arguments import FiniteRange, ServerArguments, server_options
+from longleaf.embedded.arguments import ServerArguments, server_options
 from longleaf.embedded.fields import ConfigError
 from longleaf.embedded.load import DEFAULT_MODELS
 from longleaf.embedded.options import SchedulerOptions
+from longleaf.options import FiniteRange
 from longleaf.simulate.commits import DEFAULT_COMMITS, CommitsError, load_commits
 from longleaf.simulate.curve import CURVES, CurveError, load_curve
 
