@@ -65,6 +65,8 @@ REFUSED: dict[str, tuple[str, dict[str, str], str]] = {
     "simulated": ("", {"SGLANG_SIMULATE_ACC_LEN": "3"}, "SGLANG_SIMULATE_ACC_LEN is 3"),
     "no port": ("--port 0", {}, "--port is 0"),
     "port": ("--port 70000", {}, "from 1 to 65535"),
+    "no tokenizer": ("--skip-tokenizer-init", {}, "warms the server up with text"),
+    "embedding": ("--is-embedding", {}, "by generating"),
     "gRPC": ("--smg-grpc-mode", {}, "over HTTP"),
     "deep": ("", {OPTION: "[" * 100_000}, "LONGLEAF_ENGINE must be a JSON object"),
     "unknown": ("--no-such-option", {}, "SGLang's parser refuses: unrecognized arguments: --no-su"),

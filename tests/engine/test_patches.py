@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -57,6 +58,35 @@ def test_every_patch_of_ours_applies_to_the_wheel_twice() -> None:
     patches = apply_all()
     assert [patch.number for patch in patches] == [patch.number for patch in load_patches()]
     apply_all()
+
+
+@pytest.mark.usefixtures("sglang")
+@pytest.mark.parametrize("overlap", [False, True])
+def test_trees_give_log_probabilities_and_no_hidden_states(
+    overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step keeps no hidden states: SGLang would leave them out of the answer in silence."""
+    pytest.importorskip("torch")
+    from sglang.srt import runtime_context
+    from sglang.srt.speculative import dflash_utils
+
+    apply_all()
+    spec = SimpleNamespace(speculative_algorithm="DDTREE")
+    monkeypatch.setattr(runtime_context, "get_spec", lambda: spec)
+
+    def answer(**asked: bool) -> str | None:
+        request = SimpleNamespace(
+            **{"return_logprob": False, "return_hidden_states": False} | asked
+        )
+        found: str | None = dflash_utils.validate_dflash_request(request, overlap)
+        return found
+
+    assert answer(return_logprob=True) is None
+    assert answer(return_hidden_states=True) == (
+        "DDTREE speculative decoding does not support return_hidden_states."
+    )
+    spec.speculative_algorithm = "DFLASH"
+    assert "return_logprob" in (answer(return_logprob=True) or "")
 
 
 @pytest.mark.usefixtures("sglang")

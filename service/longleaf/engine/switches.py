@@ -185,6 +185,18 @@ AT_LAUNCH = (
         "--port 30000",
     ),
     Switch(
+        "--skip-tokenizer-init",
+        _value("skip_tokenizer_init"),
+        "the launcher warms the server up with text",
+        _without("--skip-tokenizer-init"),
+    ),
+    Switch(
+        "--is-embedding",
+        _value("is_embedding"),
+        "the launcher warms the server up by generating",
+        _without("--is-embedding"),
+    ),
+    Switch(
         "--smg-grpc-mode",
         _value("smg_grpc_mode"),
         "the launcher warms the server up over HTTP",

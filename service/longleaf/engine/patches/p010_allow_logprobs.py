@@ -21,7 +21,7 @@ def _apply() -> None:
         answer: str | None
         if get_spec().speculative_algorithm != "DDTREE":
             answer = refuse(req, enable_overlap)
-        elif enable_overlap and req.return_hidden_states:
+        elif req.return_hidden_states:
             answer = "DDTREE speculative decoding does not support return_hidden_states."
         else:
             answer = None
