@@ -1,13 +1,14 @@
 """Draining: no new work, running answers finish, up to a limit."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 from typing import Any
 
 
 class Drain:
-    """Counts running requests and knows whether new ones may come. Made inside the event loop."""
+    """Counts running requests, each of which enters it, and knows whether new ones may come. Made
+    inside the event loop.
+    """
 
     def __init__(self) -> None:
         self._running = 0
@@ -27,17 +28,21 @@ class Drain:
         """Requests that are being answered."""
         return self._running
 
-    @contextmanager
-    def request(self) -> Iterator[None]:
-        """Count one running request."""
+    def __enter__(self) -> None:
+        """One more request runs."""
         self._running += 1
         self._idle.clear()
-        try:
-            yield
-        finally:
-            self._running -= 1
-            if not self._running:
-                self._idle.set()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """It has ended."""
+        self._running -= 1
+        if not self._running:
+            self._idle.set()
 
     def begin(self) -> None:
         """Refuse new work from now on."""

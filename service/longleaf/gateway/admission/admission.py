@@ -39,7 +39,7 @@ class SaturatedError(Exception):
         self.retry_after = retry_after
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ask:
     """A request for a place: what is asked, for whom."""
 
@@ -57,7 +57,7 @@ class Ask:
     """Replicas that have failed this request."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Grant:
     """A place on a replica. Context manager: leaving it gives the place back."""
 
@@ -278,20 +278,19 @@ class Admission:
 
     def _free(self, ask: Ask, able: Iterable[Replica]) -> dict[Replica, Need]:
         """Those of ``able`` that have room now, and what it would take of each."""
-        needs = {
-            replica: self._need(replica, ask.demand) for replica in able if replica.has_connection
-        }
-        return {
-            replica: need
-            for replica, need in needs.items()
-            if replica.budget.obstacle(need) is None
-        }
+        free = {}
+        for replica in able:
+            if replica.has_connection:
+                need = self._need(replica, ask.demand)
+                if replica.budget.obstacle(need) is None:
+                    free[replica] = need
+        return free
 
     def _place(self, ask: Ask, able: Iterable[Replica], bounded: bool = False) -> Grant | None:
         free = self._free(ask, able)
-        chosen = [
-            replica for replica in free if not bounded or self._bound_is_small(replica, ask.demand)
-        ]
+        chosen = list(free)
+        if bounded:
+            chosen = [one for one in chosen if self._bound_is_small(one, ask.demand)]
         if not chosen:
             return None
         replica = self._routing.choose(chosen, ask.demand)

@@ -23,7 +23,7 @@ class TooManyCompletionsError(NeverFitsError):
     """It asks for more completions than any replica runs together."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Demand:
     """What a request asks of a replica, in tokens."""
 
@@ -69,6 +69,13 @@ class Demand:
         return self.runs_together(replica) and facts.limits.admits(
             self.prompt_tokens or 1, self.max_tokens
         )
+
+    def surely_fits(self, replica: Replica) -> bool:
+        """Whether ``replica`` could hold the request whatever its count: by its bound."""
+        facts, bound = replica.facts, self.bound
+        if facts is None or bound is None:
+            return False
+        return facts.limits.admits(bound, self.max_tokens) and self.runs_together(replica)
 
     def runs_together(self, replica: Replica) -> bool:
         """Whether ``replica`` could run all its completions at once."""

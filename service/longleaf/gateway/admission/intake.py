@@ -36,7 +36,7 @@ class UnknownModelError(Exception):
     """No replica serves the model, and every replica has told what it serves."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ticket:
     """An admitted request: its place, and what is needed to ask for another."""
 
@@ -129,11 +129,8 @@ class Intake:
             completion_field=said.completion_field,
         )
         serving = self._serving(said.model)
-        limits = [replica.facts.limits for replica in serving if replica.facts is not None]
-        bound = said.bound
-        fits = bound is not None and all(limit.admits(bound, said.max_tokens) for limit in limits)
-        fits = fits and all(demand.runs_together(replica) for replica in serving)
-        if exact or not fits or prompt.count is not None or said.given_tokens is not None:
+        known = exact or prompt.count is not None or said.given_tokens is not None
+        if known or not all(map(demand.surely_fits, serving)):
             return await self._counted(demand, prompt)
         return demand
 
@@ -156,16 +153,13 @@ class Intake:
     def _serving(self, model: str) -> list[Replica]:
         """Replicas that serve ``model``, of which one is ready."""
         replicas = self.registry.replicas
-        serving = [
-            replica
-            for replica in replicas
-            if replica.facts is not None and model in replica.facts.model_names
-        ]
+        serving = [one for one in replicas if one.facts and model in one.facts.model_names]
         if not serving and replicas and all(replica.facts is not None for replica in replicas):
             raise UnknownModelError
-        if not any(replica.ready for replica in serving):
-            raise NoReplicaError
-        return serving
+        for replica in serving:
+            if replica.ready:
+                return serving
+        raise NoReplicaError
 
 
 def charged_tokens(demand: Demand, assumed: int) -> int:
@@ -199,7 +193,7 @@ def reason(error: Exception) -> str:
 def _ask(demand: Demand, prompt: Prompt, key: ApiKey | None) -> Ask:
     said = prompt.inspection
     # Only now: what can never fit may be long, and is refused already.
-    demand = replace(demand, prefix=prefix_of(prompt.text, said.model, said.names))
+    demand.prefix = prefix_of(prompt.text, said.model, said.names)
     wish = said.priority
     if key is None:
         return Ask(demand, said.prompt_field, "", wish or 0, body_bytes=len(prompt.text))

@@ -1,7 +1,5 @@
 """Error answers over ASGI, and the headers that pass through the gateway."""
 
-from collections.abc import Iterable
-
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -45,17 +43,15 @@ class ErrorResponse(Response):
         await super().__call__(scope, receive, send)
 
 
-def headers_upstream(headers: Iterable[tuple[bytes, bytes]], request_id: str) -> RawHeaders:
-    """The client's headers for the replica: end to end ones only, and never its key."""
-    given = [(name.lower(), value) for name, value in headers]
-    named = {
-        token.strip().lower()
-        for name, value in given
-        if name == b"connection"
-        for token in value.split(b",")
-    }
-    dropped = _NOT_UPSTREAM | named if named else _NOT_UPSTREAM
-    passed = [(name, value) for name, value in given if name not in dropped]
+def headers_upstream(headers: RawHeaders, request_id: str) -> RawHeaders:
+    """The client's headers for the replica: end to end ones only, and never its key. Names are in
+    lower case.
+    """
+    passed = [header for header in headers if header[0] not in _NOT_UPSTREAM]
+    named = [value for name, value in headers if name == b"connection"]
+    if named:
+        dropped = {token.strip().lower() for value in named for token in value.split(b",")}
+        passed = [header for header in passed if header[0] not in dropped]
     own = [(b"content-type", b"application/json"), (b"x-request-id", request_id.encode())]
     return passed + own
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
+from longleaf.gateway.api import client
 from longleaf.gateway.api.errors import body_stalled, body_too_large, body_too_slow
 from longleaf.gateway.api.reception import FREE_BYTES, Place
 
@@ -32,11 +33,17 @@ async def read_body(scope: Scope, receive: Receive, limits: BodyLimits, place: P
     ``ReceptionFullError`` for a long one that gets no ``place``.
     """
     limit = limits.size
-    declared = next((v for name, v in scope["headers"] if name == b"content-length"), b"")
+    declared = b"".join([value for name, value in scope["headers"] if name == b"content-length"])
     if declared.isdigit() and int(declared) > limit:
         raise body_too_large(limit)
     if declared.isdigit() and int(declared) > FREE_BYTES:
         await place.take(int(declared))
+    here: client.Client = scope[client.KEY]
+    whole = here.whole_body()
+    if whole is not None and len(whole) <= limit:
+        return whole
+    if whole is not None:
+        raise body_too_large(limit)
     chunks: list[bytes] = []
     size = 0
     loop = asyncio.get_running_loop()

@@ -28,7 +28,8 @@ _NUMBERS = re.compile(
 
 def wanted(headers: Iterable[tuple[bytes, bytes]]) -> bool:
     """Whether a request asks for it."""
-    return any(name == HEADER and value.lower() in {b"1", b"true"} for name, value in headers)
+    asked = [value for name, value in headers if name == HEADER]
+    return bool(asked) and any(value.lower() in {b"1", b"true"} for value in asked)
 
 
 class Tail:

@@ -81,7 +81,7 @@ class Front:
                 await ErrorResponse(refusal)(scope, receive, answer)
             elif record.route in _WORK:
                 app = self._direct.get(scope["path"]) if scope["method"] == "POST" else None
-                with self._drain.request():
+                with self._drain:
                     await (app or self._app)(scope, receive, answer)
             else:
                 await self._app(scope, receive, answer)
@@ -174,4 +174,7 @@ def _record(scope: Scope) -> RequestRecord:
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:
-    return next((value for key, value in scope["headers"] if key == name), None)
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value)
+    return None

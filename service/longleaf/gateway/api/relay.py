@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from longleaf.gateway.admission.admission import NoReplicaError, SaturatedError
 from longleaf.gateway.admission.demand import NeverFitsError
 from longleaf.gateway.admission.intake import Intake, Ticket
-from longleaf.gateway.api import errors
+from longleaf.gateway.api import client, errors
 from longleaf.gateway.api.answers import ErrorResponse, headers_downstream
 from longleaf.gateway.api.body import with_rid
 from longleaf.gateway.api.comments import COMMENT, Comments
@@ -47,7 +47,7 @@ _STREAM_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"
 _COMMITTED_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), *_STREAM_HEADERS]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """One generation request, valid and ready to forward."""
 
@@ -96,7 +96,7 @@ class RelayResponse(Response):
     """
 
     def __init__(self, relay: Relay, call: Call) -> None:
-        super().__init__()
+        self.background = None  # all that frameworks ask of it: it makes its head itself
         self._relay = relay
         self._call = call
         self._send: Send = _nowhere
@@ -119,8 +119,8 @@ class RelayResponse(Response):
         # Frameworks wrap ``send`` in layers that each chunk would pass, to learn what we know.
         self._send = scope.get("longleaf.send", send)
         self._task = asyncio.current_task()
-        leaving = self._loop.create_task(_client_leaves(receive))
-        leaving.add_done_callback(self._leave)
+        here: client.Client = scope[client.KEY]
+        here.on_leave(self._leave)
         expired = self._relay.drain.expired
         expired.add_done_callback(self._expire)
         if expired.done():
@@ -141,7 +141,7 @@ class RelayResponse(Response):
             error = errors.internal_error()
         finally:
             self._task = None
-            leaving.cancel()
+            here.forget_leave()
             expired.remove_done_callback(self._expire)
             if self._comments is not None:
                 self._comments.stop()
@@ -150,8 +150,8 @@ class RelayResponse(Response):
         elif error is not None:
             await self._refuse(error, scope, receive)
 
-    def _leave(self, leaving: "asyncio.Task[None]") -> None:
-        if self._task is not None and not leaving.cancelled():
+    def _leave(self) -> None:
+        if self._task is not None:
             self._client_left = True
             self._task.cancel()
 
@@ -315,11 +315,6 @@ class RelayResponse(Response):
 
 async def _nowhere(_: object) -> None:
     """Stands for ``send`` until there is one."""
-
-
-async def _client_leaves(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _send_start(send: Send, head: Head) -> None:

@@ -27,7 +27,9 @@ _TEMPLATE_TOKENS = 256
 """Room for what a chat template adds once (a default system prompt, the generation prompt)."""
 _MESSAGE_TOKENS = 16
 """Room for what it adds to each message (role, separators)."""
-_UNBOUNDED_FIELDS = ("tools", "functions", "chat_template_kwargs", "documents", "chat_template")
+_UNBOUNDED_FIELDS = frozenset(
+    {"tools", "functions", "chat_template_kwargs", "documents", "chat_template"}
+)
 """Fields that a template may render at more than their own length."""
 _NOT_IN_PROMPT = frozenset(
     {
@@ -54,7 +56,7 @@ class WrongBodyError(ValueError):
         self.param = param
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Inspection:
     """A valid body in short."""
 
@@ -62,7 +64,8 @@ class Inspection:
     model: str
     stream: bool
     usage_options: str | None
-    """``stream_options`` that ask for a stream's usage, as JSON; ``None`` where the client asks."""
+    """``stream_options`` that ask for a stream's usage, as JSON; ``None`` where the client asks, or
+    wants no stream."""
     max_tokens: int | None
     """``max_completion_tokens``, or else ``max_tokens``."""
     completion_field: str
@@ -119,11 +122,12 @@ def inspect(fields: Mapping[str, Any], body_bytes: int, route: Route) -> Inspect
     """Sum up parsed ``fields``, whose text has ``body_bytes`` bytes."""
     chat = is_chat(fields, route)
     longest, total, prompts = _given_tokens(fields.get("prompt"))
+    stream = bool(fields.get("stream"))
     return Inspection(
         chat=chat,
         model=str(fields["model"]),
-        stream=bool(fields.get("stream")),
-        usage_options=_usage_options(fields.get("stream_options")),
+        stream=stream,
+        usage_options=_usage_options(fields.get("stream_options")) if stream else None,
         max_tokens=completion_limit(fields),
         completion_field=_completion_field(fields),
         completions=fields.get("n") or 1,
@@ -133,7 +137,7 @@ def inspect(fields: Mapping[str, Any], body_bytes: int, route: Route) -> Inspect
         given_tokens=longest,
         all_given_tokens=total,
         plain=_plain(fields, chat),
-        names=tuple(name for name in list(fields)[:_MAX_NAMES] if len(name) <= _MAX_NAMES),
+        names=tuple([name for name in list(fields)[:_MAX_NAMES] if len(name) <= _MAX_NAMES]),
     )
 
 
@@ -154,7 +158,8 @@ def token_bound(request: Mapping[str, Any], body_bytes: int) -> int | None:
 
     A token of a byte-level tokenizer stands for at least one byte.
     """
-    if any(request.get(name) for name in _UNBOUNDED_FIELDS):
+    given = _UNBOUNDED_FIELDS.intersection(request)
+    if given and any(request[name] for name in given):
         return None
     messages = request.get("messages")
     if messages is None:
@@ -196,15 +201,17 @@ def _given_tokens(prompt: object) -> tuple[int | None, int | None, int]:
 
 
 def _plain(fields: Mapping[str, Any], chat: bool) -> bool:
-    if any(value and name not in _NOT_IN_PROMPT for name, value in fields.items()):
+    unknown = fields.keys() - _NOT_IN_PROMPT
+    if unknown and any(fields[name] for name in unknown):
         return False
-    return not chat or all(_plain_message(message) for message in fields["messages"])
+    return not chat or all(map(_plain_message, fields["messages"]))
 
 
 def _plain_message(message: Mapping[str, Any]) -> bool:
     if message.get("role") not in _PLAIN_ROLES:
         return False
-    if any(value is not None and name not in _PLAIN_MESSAGE for name, value in message.items()):
+    unknown = message.keys() - _PLAIN_MESSAGE
+    if unknown and any(message[name] is not None for name in unknown):
         return False
     content = message.get("content")
     if isinstance(content, list):

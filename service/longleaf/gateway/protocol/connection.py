@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Scope
 from uvicorn import Config
 from uvicorn.server import ServerState
 
-from longleaf.gateway.api import errors
+from longleaf.gateway.api import client, errors
 from longleaf.gateway.protocol.reader import RequestHead, RequestReader
 from longleaf.gateway.protocol.request import CONTINUE, Answer, Body, Request
 from longleaf.gateway.protocol.response import refusal
@@ -207,6 +207,7 @@ class HttpProtocol(asyncio.Protocol):
             "state": self._app_state.copy(),
         }
         request = self._receiving = Request(self, scope, head.keep_alive, head.expects)
+        scope[client.KEY] = request
         if self._current is None:
             self._run(request)
         else:

@@ -1,6 +1,7 @@
 """One request of a connection: the ASGI application's ``receive`` and ``send``."""
 
 import asyncio
+from collections.abc import Callable
 from enum import Enum, auto
 from typing import Protocol
 
@@ -82,6 +83,7 @@ class Request:
         "_expects",
         "_head",
         "_held",
+        "_leave",
         "_parts",
         "_waiter",
         "answer",
@@ -103,6 +105,7 @@ class Request:
         self._head: ResponseHead | None = None
         self._error: ApiError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._leave: Callable[[], None] | None = None
 
     @property
     def over(self) -> bool:
@@ -141,7 +144,33 @@ class Request:
         """The client has left, or the application given up."""
         if self.answer is not Answer.COMPLETE:
             self.answer = Answer.LOST
+            if self._leave is not None:
+                self._leave()
         self._wake()
+
+    def whole_body(self) -> bytes | None:
+        """The body, if all of it is here and none was received; nothing is left to receive then."""
+        if self.body is not Body.WHOLE or self._expects or self.over:
+            return None
+        parts, self._parts = self._parts, []
+        self._held = 0
+        self.body = Body.READ
+        self._client.resume_reading()
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def on_leave(self, call: Callable[[], None]) -> None:
+        """``call`` once the client leaves before it has its whole answer; at once if it has left.
+        The body must have been received.
+        """
+        if self.answer is _LOST:
+            call()
+            return
+        self._leave = call
+        self._client.resume_reading()
+
+    def forget_leave(self) -> None:
+        """Call nothing any more."""
+        self._leave = None
 
     async def receive(self) -> Message:
         """ASGI's: the body in parts, then, once the client leaves or has its answer, the end.

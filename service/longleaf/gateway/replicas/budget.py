@@ -39,7 +39,7 @@ class Rules:
     """Seconds to the first token that requests in prefill must not exceed, by prediction."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Need:
     """What one request takes of a replica, in tokens and sequences."""
 

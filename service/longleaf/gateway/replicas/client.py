@@ -68,15 +68,10 @@ class ReplicaClient:
         A kept connection that the replica closed meanwhile is replaced by a fresh one for a GET;
         anything else might have been begun.
         """
-        size = sum(len(part) for part in body)
-        length = b"" if method == "GET" else b"content-length: %d\r\n" % size
-        line = b"%b %b%b HTTP/1.1\r\n" % (method.encode(), self._prefix, path.encode())
-        head = b"".join((line, self._fixed, _lines(headers), length, b"\r\n"))
         while True:
-            connection = await self._take()
+            connection = await self.take()
             try:
-                await connection.ask(head, body)
-                await connection.read_head()
+                await self.ask(connection, method, path, headers, body)
             except ReplicaError as error:
                 self.end(connection)
                 stale = connection.reused and not connection.answered
@@ -87,6 +82,38 @@ class ReplicaClient:
                 raise
             else:
                 return connection
+
+    async def take(self, deadline: float | None = None) -> Connection:
+        """A connection for one exchange, kept or new; ``end`` takes it back.
+
+        ``deadline``: loop time at which to give up connecting, if that comes first.
+        """
+        loop = asyncio.get_running_loop()
+        oldest = loop.time() - _KEEPALIVE_SECONDS
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.lost and connection.idle_since >= oldest:
+                return connection
+            self._open.discard(connection)
+            connection.close()
+        limit = loop.time() + self._connect_timeout
+        return await self._connect(limit if deadline is None else min(limit, deadline))
+
+    async def ask(
+        self,
+        connection: Connection,
+        method: str,
+        path: str,
+        headers: Iterable[tuple[bytes, bytes]],
+        body: Body,
+    ) -> None:
+        """Send a request; returns when the answer's head is there."""
+        size = sum([len(part) for part in body])
+        length = b"" if method == "GET" else b"content-length: %d\r\n" % size
+        line = b"%b %b%b HTTP/1.1\r\n" % (method.encode(), self._prefix, path.encode())
+        head = b"".join((line, self._fixed, _lines(headers), length, b"\r\n"))
+        await connection.ask(head, body, size)
+        await connection.read_head()
 
     def end(self, connection: Connection) -> None:
         """The exchange is over: keep the connection if that is possible."""
@@ -154,25 +181,16 @@ class ReplicaClient:
         self._idle.clear()
         await asyncio.sleep(0)  # the event loop closes the sockets on its next turn
 
-    async def _take(self) -> Connection:
-        oldest = asyncio.get_running_loop().time() - _KEEPALIVE_SECONDS
-        while self._idle:
-            connection = self._idle.pop()
-            if not connection.lost and connection.idle_since >= oldest:
-                return connection
-            self._open.discard(connection)
-            connection.close()
-        return await self._connect()
-
-    async def _connect(self) -> Connection:
+    async def _connect(self, deadline: float) -> Connection:
         loop = asyncio.get_running_loop()
+        began = loop.time()
         try:
-            async with asyncio.timeout(self._connect_timeout):
+            async with asyncio.timeout_at(deadline):
                 _, connection = await loop.create_connection(
                     lambda: Connection(self.url), self._host, self._port, ssl=self._tls
                 )
         except TimeoutError as error:
-            message = f"cannot connect to {self.url} in {self._connect_timeout:g} s"
+            message = f"cannot connect to {self.url} in {loop.time() - began:.3g} s"
             raise ReplicaError("connect", message) from error
         except (OSError, ssl.SSLError) as error:
             raise ReplicaError("connect", f"cannot connect to {self.url}: {error}") from error
@@ -191,4 +209,4 @@ class ReplicaClient:
 
 
 def _lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    return b"".join(b"%b: %b\r\n" % header for header in headers)
+    return b"".join([b"%b: %b\r\n" % header for header in headers])

@@ -93,8 +93,8 @@ class Connection(asyncio.Protocol):
         ended = self._ended and self._framed and not self._sending and self._error is None
         return ended and self._kept and not self.lost
 
-    async def ask(self, head: bytes, body: Body) -> None:
-        """Send a request. Returns once it is on its way, or the answer is there already."""
+    async def ask(self, head: bytes, body: Body, size: int) -> None:
+        """Send a request, its body ``size`` bytes. Returns once it is on its way, or answered."""
         self.reused = self._parser is not None
         self._parser = httptools.HttpResponseParser(self)
         self.status, self.headers = 0, []
@@ -103,7 +103,7 @@ class Connection(asyncio.Protocol):
         self._held.clear()
         if self._transport is None:
             raise self._error or self._disconnected(None)
-        if sum(len(part) for part in body) <= _WRITE_BYTES:
+        if size <= _WRITE_BYTES:
             self._transport.write(b"".join((head, *body)))
             return
         self._sending = True

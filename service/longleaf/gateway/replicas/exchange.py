@@ -14,7 +14,7 @@ _MAX_HELD_BYTES = 8 * 2**20
 _DONE = (b"[DONE]\n\n", b"[DONE]\r\n\r\n")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Head:
     """The start of an answer: enough to choose the client's status."""
 
@@ -42,9 +42,8 @@ class Exchange:
         self._idle_timeout = idle_timeout
         self._loop = asyncio.get_running_loop()
         self._connection: Connection | None = None
-        self._beginning: asyncio.Task[Any] | None = None
-        self._idle: asyncio.TimerHandle | None = None
-        self._hung: ReplicaError | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._given_up: ReplicaError | None = None
         self._held = b""
         self._latest = b""
         self._asked = 0.0
@@ -74,8 +73,8 @@ class Exchange:
         traceback: TracebackType | None,
     ) -> None:
         self._replica.leave(self)
-        if self._idle is not None:
-            self._idle.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         if self._connection is not None:
             self._replica.client.end(self._connection)
         if self._sent and not self._complete:
@@ -86,37 +85,28 @@ class Exchange:
                 self._replica.note_failed_request(str(error))
 
     def give_up(self, error: ReplicaError) -> None:
-        """The replica is hung: stop waiting for its first event."""
-        if self._beginning is not None and self._hung is None:
-            self._hung = error
-            self._beginning.cancel()
+        """Stop waiting for the first event: the replica is hung, or the time is up."""
+        if not self._started and self._given_up is None:
+            self._given_up = error
+            if self._connection is not None:
+                self._connection.fail(error)
 
     async def begin(self, path: str, body: Body, headers: Iterable[tuple[bytes, bytes]]) -> Head:
         """Send the request and wait for the first event (or the whole body, if it is no stream)."""
-        self._sent = True
-        self._beginning = asyncio.current_task()
-        began = self._loop.time()
+        client = self._replica.client
+        self._timer = self._loop.call_at(self._deadline, self._too_late, self._loop.time())
         try:
-            async with asyncio.timeout_at(self._deadline):
-                connection = await self._replica.client.begin("POST", path, headers, body)
-                self._connection = connection
-                kind = next((v for name, v in connection.headers if name == b"content-type"), b"")
-                streaming = connection.status == 200 and kind.startswith(b"text/event-stream")
-                first = await (self._first_event() if streaming else self._whole_body())
-        except TimeoutError as error:
-            seconds = self._loop.time() - began
-            message = f"{self._replica.url} sent nothing for {seconds:.3g} s"
-            raise ReplicaError("first_byte_timeout", message) from error
-        except asyncio.CancelledError:
-            task, hung = asyncio.current_task(), self._hung
-            if hung is None or task is None or task.uncancel() > 0:
-                raise
-            raise hung from None
+            connection = self._connection = await client.take(self._deadline)
         except ReplicaError as failure:
-            self._sent = failure.kind != "connect"
-            raise
-        finally:
-            self._beginning = None
+            raise self._given_up or failure from None
+        if self._given_up is not None:
+            raise self._given_up
+        self._sent = True
+        await client.ask(connection, "POST", path, headers, body)
+        kinds = [value for name, value in connection.headers if name == b"content-type"]
+        streaming = connection.status == 200 and b"".join(kinds).startswith(b"text/event-stream")
+        first = await (self._first_event() if streaming else self._whole_body())
+        self._timer.cancel()
         if not 200 <= connection.status < 300 and connection.status < 400:
             message = f"{self._replica.url} answered with status {connection.status}"
             raise ReplicaError("bad_answer", message)
@@ -154,6 +144,10 @@ class Exchange:
                 self._latest = piece
                 return piece
 
+    def _too_late(self, began: float) -> None:
+        message = f"{self._replica.url} sent nothing for {self._loop.time() - began:.3g} s"
+        self.give_up(ReplicaError("first_byte_timeout", message))
+
     def _watch_silence(self) -> None:
         """Look now and then whether the replica has been silent for too long: a timer for each
         piece would cost more than the piece.
@@ -167,7 +161,7 @@ class Exchange:
             connection.fail(ReplicaError("idle_timeout", message))
             return
         due = due if due > now else now + self._idle_timeout
-        self._idle = self._loop.call_at(due, self._watch_silence)
+        self._timer = self._loop.call_at(due, self._watch_silence)
 
     async def _first_event(self) -> bytes:
         assert self._connection is not None

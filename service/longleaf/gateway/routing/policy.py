@@ -101,17 +101,19 @@ class ExpectedCost:
         """The cheapest one; equals take turns."""
         if len(candidates) == 1:
             return candidates[0]
-        shares = {one: self._index.share(one, demand.prefix) for one in candidates}
-
-        def ahead(one: Replica) -> tuple[float, int]:
-            return prefill_tokens(one, shares[one], demand), one.budget.batch
-
         many = len(candidates) > _COMPARED
         if many:
-            candidates = heapq.nsmallest(_COMPARED, self._turns.turned(candidates), ahead)
-        costs = expected_costs(candidates, [shares[one] for one in candidates], demand)
-        equals = _lowest(candidates, costs)
+            candidates = self._least_ahead(self._turns.turned(candidates), demand)
+        shares = [self._index.share(one, demand.prefix) for one in candidates]
+        equals = _lowest(candidates, expected_costs(candidates, shares, demand))
         return equals[0] if many else self._turns.pick(equals)
+
+    def _least_ahead(self, candidates: Sequence[Replica], demand: Demand) -> Sequence[Replica]:
+        def ahead(one: Replica) -> tuple[float, int]:
+            share = self._index.share(one, demand.prefix)
+            return prefill_tokens(one, share, demand), one.budget.batch
+
+        return heapq.nsmallest(_COMPARED, candidates, ahead)
 
 
 class Routing:

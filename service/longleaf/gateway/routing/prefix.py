@@ -21,7 +21,7 @@ _BYTES_PER_TOKEN = 3
 """Few, so that a cache is taken for rather too small."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prefix:
     """A prompt in blocks: each is a hash of its bytes and of all before them."""
 
