@@ -96,6 +96,28 @@ async def test_more_completions_than_ever_run_together_are_400(
             assert len(replica.generations) == 1
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/admission"])
+async def test_completions_that_no_pool_holds_together_are_400(path: str) -> None:
+    async with FaultyReplica() as replica:
+        replica.load = {"max_total_num_tokens": 4096, "max_running_requests": 8}
+        async with running_gateway(replica.url, ready=1) as gateway:
+            request = {"model": "tiny", "prompt": [5] * 96, "max_tokens": 1001, "n": 4}
+            status, body, _ = await gateway.answer(request, path)
+            if path == "/v1/admission":
+                assert (body["admitted"], body["status"]) == (False, 400)
+                message = body["message"]
+            else:
+                error = error_of(body)
+                assert (status, error["param"], error["code"]) == (400, "n", None)
+                message = error["message"]
+            assert "4 completions" in message
+            assert "1001 tokens each and 96 in the prompt need 4100 tokens" in message
+            assert "holds more than 4096. Lower n or max_tokens." in message
+            fits = {**request, "max_tokens": 1000}
+            assert (await gateway.raw(fits, "/v1/completions"))[0] == 200
+            assert len(replica.generations) == 1
+
+
 async def test_short_request_is_not_counted() -> None:
     async with gateway_over(answer_captured_chat) as (gateway, (replica,)):
         assert (await gateway.answer(chat(max_tokens=100)))[0] == 200

@@ -20,7 +20,7 @@ class NeverFitsError(Exception):
 
 
 class TooManyCompletionsError(NeverFitsError):
-    """It asks for more completions than any replica runs together."""
+    """It asks for more completions than any replica runs, or holds, together."""
 
 
 @dataclass(slots=True)
@@ -57,6 +57,11 @@ class Demand:
         """Tokens of all prompts together; 0 where nobody counted them."""
         return max(self.all_prompts or 0, self.prompt_tokens or 0)
 
+    @property
+    def completions(self) -> int:
+        """Tokens that were asked for, of all completions together."""
+        return self.sequences * (self.max_tokens or 1)
+
     def serves(self, replica: Replica) -> bool:
         """Whether ``replica`` is known to serve the model."""
         return replica.facts is not None and self.model in replica.facts.model_names
@@ -75,12 +80,19 @@ class Demand:
         facts, bound = replica.facts, self.bound
         if facts is None or bound is None:
             return False
-        return facts.limits.admits(bound, self.max_tokens) and self.runs_together(replica)
+        return facts.limits.admits(bound, self.max_tokens) and self._run_together(replica, bound)
 
     def runs_together(self, replica: Replica) -> bool:
-        """Whether ``replica`` could run all its completions at once."""
-        most = replica.budget.max_sequences
-        return most is None or self.sequences <= most
+        """Whether ``replica`` could run and hold all its completions at once."""
+        return self._run_together(replica, self.counted_prompts)
+
+    def _run_together(self, replica: Replica, prompts: int) -> bool:
+        most, pool = replica.budget.max_sequences, replica.budget.capacity
+        if self.sequences == 1:
+            return True
+        if most is not None and self.sequences > most:
+            return False
+        return pool is None or prompts + self.completions <= pool
 
     def need(self, replica: Replica, assumed: int, cached: int = 0) -> Need:
         """What it would take of ``replica``, where ``cached`` prompt tokens lie already.
@@ -133,9 +145,15 @@ def never_fits(demand: Demand, replicas: Sequence[Replica], param: str) -> Never
 
 
 def _too_many(demand: Demand, replicas: Sequence[Replica]) -> TooManyCompletionsError:
-    most = max(replica.budget.max_sequences or 0 for replica in replicas)
+    asked = f"{demand.sequences} completions were asked for at once (n for each prompt)"
+    limits = [replica.budget.max_sequences for replica in replicas]
+    if all(most is not None and demand.sequences > most for most in limits):
+        most = max(most or 0 for most in limits)
+        return TooManyCompletionsError(f"{asked}; no replica runs more than {most} together.", "n")
+    pool = max(replica.budget.capacity or 0 for replica in replicas)
     message = (
-        f"{demand.sequences} completions were asked for at once (n for each prompt); no replica "
-        f"runs more than {most} together."
+        f"{asked}, which with {demand.max_tokens or 1} tokens each and {demand.counted_prompts} in "
+        f"the prompt need {demand.counted_prompts + demand.completions} tokens; the KV cache of no "
+        f"replica holds more than {pool}. Lower n or {demand.completion_field}."
     )
     return TooManyCompletionsError(message, "n")
