@@ -25,7 +25,7 @@ from longleaf.embedded.load import DEFAULT_MODELS
 from longleaf.embedded.tokenizer import Tokenizer as EngineTokenizer
 from longleaf.gateway.prompts.chat_template import ChatTemplate, TemplateError
 from longleaf.gateway.prompts.inspection import Route, inspect, parse
-from longleaf.gateway.prompts.pool import WorkerError, WorkerPool, _Process
+from longleaf.gateway.prompts.pool import PoolFullError, WorkerError, WorkerPool, _Process
 from longleaf.gateway.prompts.tiktoken_files import load_tiktoken
 from longleaf.gateway.prompts.tokenizer import Count, Tokenizer, TokenizerError
 from tests.gateway.faulty_replica import FaultyReplica, answer_captured_chat
@@ -286,6 +286,69 @@ async def test_a_worker_that_takes_too_long_is_replaced() -> None:
             await workers.run(job(), body)
         workers._timeout = 20.0
         assert (await workers.run(job(), body))["inspection"]["model"] == "tiny"
+
+
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Workers that start are stopped, until they are sent a SIGCONT."""
+    started: list[int] = []
+    start = _Process.start
+
+    async def noted() -> _Process:
+        process = await start()
+        os.kill(process._process.pid, signal.SIGSTOP)
+        started.append(process._process.pid)
+        return process
+
+    monkeypatch.setattr(_Process, "start", noted)
+    return started
+
+
+async def test_bodies_that_wait_for_a_worker_are_bounded(stopped: list[int]) -> None:
+    body = json.dumps(chat()).encode()
+    workers = WorkerPool(1, 20.0, most_waiting=2, most_bytes=2 * len(body))
+    try:
+        running = asyncio.create_task(workers.run(job(), body))
+        await eventually(partial(len, stopped))
+        first = asyncio.create_task(workers.run(job(), body + b" " * len(body)))
+        await asyncio.sleep(0)
+        with pytest.raises(PoolFullError, match=f"than {2 * len(body)} bytes of requests may wait"):
+            await workers.run(job(), body)  # one byte more than may wait would be too many
+        second = asyncio.create_task(workers.run(job(), b""))
+        await asyncio.sleep(0)
+        with pytest.raises(PoolFullError, match="than 2 requests may wait") as full:
+            await workers.run(job(), b"")
+        assert full.value.retry_after == 2.0  # two jobs before it; a second each as none is known
+        second.cancel()
+        await asyncio.wait([second])
+        third = asyncio.create_task(workers.run(job(), b""))  # one has left
+        os.kill(stopped[0], signal.SIGCONT)
+        assert (await running)["inspection"]["model"] == "tiny"
+        assert (await first)["inspection"]["model"] == "tiny"
+        assert "wrong" in await third
+        assert (await workers.run(job(), body))["inspection"]["model"] == "tiny"
+        assert (workers._waiting, workers._waiting_bytes) == (0, 0)
+    finally:
+        await workers.close()
+
+
+async def test_who_may_not_wait_for_a_worker_is_told_so(stopped: list[int]) -> None:
+    long = chat(messages=[{"role": "user", "content": "x" * 70_000}])
+    settings = {"tokenizer_workers": 1, "tokenizer_queue_size": 1, "max_body_bytes": 10**6}
+    async with gateway_over(answer_captured_chat, **settings) as (gateway, (replica,)):
+        replica.load = {"max_total_num_tokens": 10**6}
+        running = asyncio.create_task(gateway.answer(long))
+        await eventually(partial(len, stopped))
+        both = [asyncio.create_task(gateway.answer(long)) for _ in range(2)]
+        (refused,), (waiting,) = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        status, body, response = await refused
+        error = error_of(body)
+        assert (status, error["code"]) == (429, "rate_limit_exceeded")
+        assert "No more than 1 requests may wait" in error["message"]
+        assert 1 <= int(response.headers["retry-after"]) <= 120
+        os.kill(stopped[0], signal.SIGCONT)
+        assert {(await running)[0], (await waiting)[0]} <= {200, 400}
+        assert (await gateway.answer(chat()))[0] == 200
 
 
 async def test_a_worker_ends_after_a_huge_body() -> None:

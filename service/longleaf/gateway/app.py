@@ -27,6 +27,7 @@ from longleaf.gateway.api.schemas import ChatCompletionRequest, CompletionReques
 from longleaf.gateway.auth import KeyRing, follow_key_file
 from longleaf.gateway.config import GatewayConfig
 from longleaf.gateway.drain import Drain
+from longleaf.gateway.prompts.pool import WorkerPool
 from longleaf.gateway.prompts.reader import PromptReader
 from longleaf.gateway.replicas.registry import ReplicaRegistry
 from longleaf.gateway.routing.policy import Routing
@@ -51,7 +52,12 @@ def build_app(
     registry = ReplicaRegistry(config, metrics)
     reader = PromptReader(
         config.tokenizer_paths,
-        config.tokenizer_workers,
+        WorkerPool(
+            config.tokenizer_workers,
+            config.tokenize_timeout,
+            config.tokenizer_queue_size,
+            config.tokenizer_queue_bytes,
+        ),
         config.tokenize_timeout,
         registry,
         metrics,

@@ -129,6 +129,10 @@ class GatewayConfig(BaseSettings):
     or ``MODEL=PATH``; without one for its model, a prompt is counted by a replica."""
     tokenizer_workers: Annotated[int, Field(ge=1, le=64)] = 2
     """Processes that parse long bodies and count tokens; one is kept for short ones."""
+    tokenizer_queue_size: Annotated[int, Field(ge=0)] = 1024
+    """Requests that may wait for such a process."""
+    tokenizer_queue_bytes: Annotated[int, Field(gt=0)] = 256 * 2**20
+    """Their bodies, together; one alone may be longer."""
     loads_interval: Seconds = 1.0
     """Interval at which a replica's load is read."""
     queue_size: Annotated[int, Field(ge=0)] = 512

@@ -20,6 +20,7 @@ from longleaf.gateway.admission.demand import (
 )
 from longleaf.gateway.admission.limits import Charge, KeyLimitError, KeyLimits
 from longleaf.gateway.auth import ApiKey
+from longleaf.gateway.prompts.pool import PoolFullError
 from longleaf.gateway.prompts.reader import Prompt, PromptReader
 from longleaf.gateway.replicas.registry import ReplicaRegistry
 from longleaf.gateway.replicas.replica import Replica
@@ -69,8 +70,8 @@ class Intake:
     async def enter(self, prompt: Prompt, key: ApiKey | None) -> Ticket:
         """A place for ``prompt``, once there is one.
 
-        Raises ``UnknownModelError``, ``NoReplicaError``, ``NeverFitsError``, ``KeyLimitError`` or
-        ``SaturatedError``. Cancelling it leaves nothing behind.
+        Raises ``UnknownModelError``, ``NoReplicaError``, ``NeverFitsError``, ``KeyLimitError``,
+        ``PoolFullError`` or ``SaturatedError``. Cancelling it leaves nothing behind.
         """
         try:
             return await self._enter(prompt, key)
@@ -184,6 +185,8 @@ def reason(error: Exception) -> str:
             return "context_length_exceeded"
         case KeyLimitError():
             return f"key_{error.what}"
+        case PoolFullError():
+            return "tokenizer_full"
         case SaturatedError():
             return error.reason
         case _:

@@ -6,7 +6,7 @@ from longleaf.gateway.admission.intake import UnknownModelError
 from longleaf.gateway.admission.limits import KeyLimitError
 from longleaf.gateway.api import errors
 from longleaf.gateway.prompts.inspection import WrongBodyError
-from longleaf.gateway.prompts.pool import WorkerError
+from longleaf.gateway.prompts.pool import PoolFullError, WorkerError
 
 _SATURATED = {
     "queue_full": "All replicas are saturated and the gateway's queue is full. Retry later.",
@@ -22,6 +22,7 @@ REFUSALS = (
     SaturatedError,
     WrongBodyError,
     WorkerError,
+    PoolFullError,
 )
 """What ``refusal`` takes."""
 
@@ -33,6 +34,8 @@ def refusal(error: Exception, model: str, retry_after: float) -> errors.ApiError
             return errors.invalid_request(str(error), error.param)
         case WorkerError():
             return errors.service_unavailable("The body could not be read now.", retry_after)
+        case PoolFullError():
+            return errors.rate_limit_exceeded(error.retry_after, f"{error} Retry later.")
         case UnknownModelError():
             return errors.model_not_found(model)
         case NoReplicaError():

@@ -3,7 +3,9 @@
 import asyncio
 import json
 import logging
+import math
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +22,14 @@ _END_SECONDS = 5.0
 
 class WorkerError(Exception):
     """Workers died, or one took too long, over this job."""
+
+
+class PoolFullError(Exception):
+    """As many jobs wait as may. ``retry_after``: seconds until they should be done."""
+
+    def __init__(self, limit: str, retry_after: float) -> None:
+        super().__init__(f"No more than {limit} may wait to have their tokens counted.")
+        self.retry_after = retry_after
 
 
 class _Process:
@@ -73,9 +83,23 @@ class _Process:
 class WorkerPool:
     """Runs jobs on at most ``size`` processes. Of several, one is left to short jobs, so that
     nobody's short prompt waits for a long one. ``close`` ends them.
+
+    At most ``most_waiting`` jobs wait, with bodies of ``most_bytes`` together.
     """
 
-    def __init__(self, size: int, timeout: float) -> None:
+    def __init__(
+        self,
+        size: int,
+        timeout: float,
+        most_waiting: int = 1024,
+        most_bytes: int = 256 * 2**20,
+    ) -> None:
+        self._size = size
+        self._most_waiting = most_waiting
+        self._most_bytes = most_bytes
+        self._waiting = self._waiting_bytes = 0
+        self._job_seconds: float | None = None
+        """Of a job, lately."""
         self._timeout = timeout
         self._all = asyncio.Semaphore(size)
         self._long = asyncio.Semaphore(max(1, size - 1))
@@ -84,11 +108,23 @@ class WorkerPool:
 
     async def run(self, header: Mapping[str, Any], body: bytes = b"") -> dict[str, Any]:
         """The answer to one job (see ``worker``). ``WorkerError`` where there is none: a worker
-        took too long, or a second one died over it too.
+        took too long, or a second one died over it too. ``PoolFullError``: it may not wait.
 
         A job whose asker is cancelled runs to its end all the same: a worker is worth more.
         """
-        gates = [self._long, self._all] if len(body) > SHORT_BYTES else [self._all]
+        held = await self._enter(len(body))
+        job = asyncio.create_task(self._job(json.dumps(header).encode(), body, held))
+        self._jobs.add(job)
+        job.add_done_callback(self._done)
+        return await asyncio.shield(job)
+
+    async def _enter(self, size: int) -> list[asyncio.Semaphore]:
+        """Wait until a job with a body of ``size`` bytes may run; what it must release."""
+        gates = [self._long, self._all] if size > SHORT_BYTES else [self._all]
+        if any(gate.locked() for gate in gates):
+            self._check_room(size)
+        self._waiting += 1
+        self._waiting_bytes += size
         held: list[asyncio.Semaphore] = []
         try:
             for gate in gates:
@@ -98,10 +134,18 @@ class WorkerPool:
             for gate in held:
                 gate.release()
             raise
-        job = asyncio.create_task(self._job(json.dumps(header).encode(), body, held))
-        self._jobs.add(job)
-        job.add_done_callback(self._done)
-        return await asyncio.shield(job)
+        finally:
+            self._waiting -= 1
+            self._waiting_bytes -= size
+        return held
+
+    def _check_room(self, size: int) -> None:
+        """A body alone may always wait, however long it is."""
+        seconds = math.ceil(self._waiting / self._size) * (self._job_seconds or 1.0)
+        if self._waiting >= self._most_waiting:
+            raise PoolFullError(f"{self._most_waiting} requests", seconds)
+        if self._waiting and self._waiting_bytes + size > self._most_bytes:
+            raise PoolFullError(f"{self._most_bytes} bytes of requests", seconds)
 
     def _done(self, job: "asyncio.Task[dict[str, Any]]") -> None:
         self._jobs.discard(job)
@@ -111,6 +155,7 @@ class WorkerPool:
     async def _job(
         self, header: bytes, body: bytes, held: list[asyncio.Semaphore]
     ) -> dict[str, Any]:
+        began = time.monotonic()
         try:
             async with asyncio.timeout(self._timeout):
                 try:
@@ -121,6 +166,9 @@ class WorkerPool:
         except TimeoutError:
             raise WorkerError(f"a tokenizer worker took over {self._timeout:g} s") from None
         finally:
+            took = time.monotonic() - began
+            known = self._job_seconds
+            self._job_seconds = took if known is None else 0.9 * known + 0.1 * took
             for gate in held:
                 gate.release()
 

@@ -10,7 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from longleaf.gateway.prompts.inspection import Inspection, Route, WrongBodyError, inspect, parse
-from longleaf.gateway.prompts.pool import WorkerError, WorkerPool
+from longleaf.gateway.prompts.pool import PoolFullError, WorkerError, WorkerPool
 from longleaf.gateway.prompts.tokenizer import Count
 from longleaf.gateway.replicas.client import ReplicaError
 from longleaf.gateway.replicas.registry import ReplicaRegistry
@@ -33,7 +33,7 @@ _PROBE = [
 """A chat on which different tokenizers and templates disagree."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Prompt:
     """A valid body: its JSON text, what it says, and its tokens if they were counted."""
 
@@ -44,7 +44,8 @@ class Prompt:
 
 
 class PromptReader:
-    """Reads bodies and counts their prompts. ``check`` runs beside it; ``close`` at the end.
+    """Reads bodies and counts their prompts. ``check`` runs beside it; ``close`` at the end, which
+    closes ``pool`` too. ``timeout``: of a replica's count, in seconds.
 
     A tokenizer that does not load, or counts otherwise than a replica that serves its model, is an
     error in the log and ``tokenizer_up`` 0; prompts are then counted by the replicas.
@@ -53,14 +54,14 @@ class PromptReader:
     def __init__(
         self,
         tokenizers: Mapping[str, str],
-        workers: int,
+        pool: WorkerPool,
         timeout: float,
         registry: ReplicaRegistry,
         metrics: GatewayMetrics,
     ) -> None:
         self._tokenizers = tokenizers
         self._timeout = timeout
-        self._pool = WorkerPool(workers, timeout)
+        self._pool = pool
         self._registry = registry
         self._metrics = metrics
         self._broken: set[str] = set()
@@ -77,7 +78,7 @@ class PromptReader:
             try:
                 answer = await self._pool.run({"kind": "load", "path": path})
                 self._note_tokenizer(path, answer.get("tokenizer_error"))
-            except WorkerError as error:
+            except (WorkerError, PoolFullError) as error:
                 self._note_tokenizer(path, str(error))
         held: WeakKeyDictionary[Replica, tuple[object, object]] = WeakKeyDictionary()
         while self._tokenizers:
@@ -103,7 +104,7 @@ class PromptReader:
             if ours is None:
                 return
             theirs = _counted(await replica.client.fetch_json("POST", "/tokenize", 30.0, text))
-        except (WorkerError, ReplicaError, ValueError) as error:
+        except (WorkerError, PoolFullError, ReplicaError, ValueError) as error:
             fields = {"replica": replica.url, "tokenizer": path, "why": str(error)}
             logger.warning("tokenizer not compared", extra={"fields": fields})
             return
@@ -132,7 +133,7 @@ class PromptReader:
     async def read(self, text: bytes, route: Route) -> Prompt:
         """Parse and check a body; a long one in a worker, which counts it too where it can.
 
-        Raises ``WrongBodyError``, and ``WorkerError`` where a worker failed.
+        Raises ``WrongBodyError``, ``WorkerError`` where a worker failed, ``PoolFullError``.
         """
         if len(text) > _INLINE_BYTES:
             return await self._ask(text, route)
@@ -142,7 +143,7 @@ class PromptReader:
     async def count(self, prompt: Prompt, replicas: Sequence[Replica]) -> Count | None:
         """Tokens of ``prompt``, exactly; ``None`` where nobody could count them.
 
-        ``replicas`` serve its model.
+        ``replicas`` serve its model. Raises ``PoolFullError``.
         """
         if prompt.count is not None:
             return prompt.count
