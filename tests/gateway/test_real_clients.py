@@ -17,11 +17,13 @@ from tests.gateway.running import LIMIT, Gateway, running_gateway
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-clients/bin/python"
+READY = ROOT / ".venv-clients/.ready"
+"""Written once everything is installed."""
 TOKENIZER = ROOT / "service/longleaf/embedded/models/tiny-target"
 
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.skipif(not PYTHON.exists(), reason="no .venv-clients: run make test-clients"),
+    pytest.mark.skipif(not READY.exists(), reason="no .venv-clients: run make test-clients"),
 ]
 
 
