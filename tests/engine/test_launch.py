@@ -340,6 +340,18 @@ def test_a_server_on_ipv6_is_reached(tmp_path: Path) -> None:
     launched.process.communicate(timeout=30)
 
 
+def test_an_argument_of_sglangs_before_the_dashes_is_told_its_place() -> None:
+    result = CliRunner().invoke(engine_command, ["--check-only", "--model-path", "x"])
+    assert result.exit_code == 2
+    assert "No such option '--model-path'. SGLang's arguments go after --." in result.output
+
+
+def test_help_of_sglangs_arguments_is_no_failure(tmp_path: Path) -> None:
+    launched = launch(tmp_path, "--help", check="print('usage: longleaf engine --')")
+    out, err = launched.process.communicate(timeout=30)
+    assert (launched.process.returncode, out, err) == (0, "usage: longleaf engine --\n", "")
+
+
 def test_a_check_that_tells_no_address_starts_nothing(tmp_path: Path) -> None:
     launched = launch(tmp_path, check="pass")
     _, err = launched.process.communicate(timeout=30)

@@ -94,6 +94,8 @@ def checked(config: LaunchConfig) -> Client | int:
             status = process.wait()
     if status != 0:
         return status if status > 0 else 1
+    if not told and not {"-h", "--help"}.isdisjoint(config.arguments):
+        return 0  # SGLang's parser has told its arguments instead
     try:
         return Client(**json.loads(told))
     except (ValueError, TypeError):
@@ -224,7 +226,19 @@ def _seconds(ctx: click.Context, parameter: click.Parameter, value: float) -> fl
     return value
 
 
-@click.command("engine")
+class _EngineCommand(click.Command):
+    """Says where SGLang's arguments go to whoever leaves the -- out."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            raise click.UsageError(
+                f"{error.format_message()} SGLang's arguments go after --.", ctx
+            ) from error
+
+
+@click.command("engine", cls=_EngineCommand)
 @click.option("--ready-file", type=click.Path(path_type=Path), help="Exists while ready.")
 @click.option(
     "--start-seconds",
