@@ -60,6 +60,9 @@ SOURCES: Mapping[str, str] = {
     "sglang.srt.managers.overlap_utils": (
         "7762a4e463a8052fdac22e76ba904cedb35fb2deabda687849724a354bc891aa"
     ),
+    "sglang.srt.managers.schedule_batch": (
+        "7bdd988f3274bb11b3b5fd699b985ae27c28ff9e2e7f601a6320e182efcf1595"
+    ),
     "sglang.srt.managers.scheduler": (
         "1d4a7683e32f0862cf5b03be33e5ec23f9d112e59546d391e28fa222fcd1619b"
     ),
@@ -129,6 +132,9 @@ SOURCES: Mapping[str, str] = {
     ),
     "sglang.srt.runtime_context": (
         "d257c381d2d05b90b16d3e3ece41d65c3c4dcd5dcd22028a4cb3bd9b322784ab"
+    ),
+    "sglang.srt.sampling.sampling_params": (
+        "9437125033cd7abe001689cef162ba558454fb455f577e7b36b4eaa4d3f95c24"
     ),
     "sglang.srt.server_args": ("79d9bbb61b429574e31e7a7e319831fcd129a83a475e6ffe2b7e8a5e8eb06b0f"),
     "sglang.srt.server_args_config_parser": (
