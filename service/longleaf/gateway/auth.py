@@ -28,6 +28,11 @@ class ApiKey:
     priority: int = 0
     """Priority of its requests; a request may ask for less."""
 
+    @property
+    def limited(self) -> bool:
+        """Whether it may not use as much as it likes."""
+        return self.requests_per_minute is not None or self.tokens_per_minute is not None
+
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

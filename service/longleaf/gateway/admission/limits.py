@@ -81,9 +81,10 @@ class KeyLimits:
 
     def peek(self, key: ApiKey | None, tokens: int) -> None:
         """Raise ``KeyLimitError`` where ``charge`` would; take nothing."""
+        if key is None or not key.limited:
+            return
         now = self._clock()
         for what, limit, amount in _wanted(key, tokens):
-            assert key is not None
             wait = self._bucket(key, what, limit, now).wait(amount, now)
             if wait > 0:
                 raise KeyLimitError(what, limit, wait)
@@ -92,11 +93,12 @@ class KeyLimits:
         """Take one request and ``tokens`` from what ``key`` may use. ``KeyLimitError``: nothing is
         taken.
         """
+        if key is None or not key.limited:
+            return Charge(None, tokens)
         self.peek(key, tokens)
         charged: TokenBucket | None = None
         now = self._clock()
         for what, limit, amount in _wanted(key, tokens):
-            assert key is not None
             bucket = self._bucket(key, what, limit, now)
             bucket.take(amount)
             if what == "tokens":
@@ -112,11 +114,7 @@ class KeyLimits:
         return bucket
 
 
-def _wanted(
-    key: ApiKey | None, tokens: int
-) -> list[tuple[Literal["requests", "tokens"], int, float]]:
-    if key is None:
-        return []
+def _wanted(key: ApiKey, tokens: int) -> list[tuple[Literal["requests", "tokens"], int, float]]:
     wanted: list[tuple[Literal["requests", "tokens"], int, float]] = []
     if key.requests_per_minute is not None:
         wanted.append(("requests", key.requests_per_minute, 1.0))

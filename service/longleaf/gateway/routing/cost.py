@@ -8,7 +8,7 @@ Rates come from the step model. A replica whose model has seen nothing yet is ta
 those that have, and all for alike where none has.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from longleaf.gateway.admission.demand import Demand
 from longleaf.gateway.replicas.replica import Replica
@@ -31,7 +31,7 @@ def expected_costs(
     usual = sum(known) / len(known) if known else _PREFILL_RATE
     models = [one.budget.steps for one in replicas if one.budget.steps.observations]
     return [
-        _cost(replica, share, demand, rate or usual, _token_seconds(replica, models))
+        _cost(replica, share, demand, rate or usual, models)
         for replica, share, rate in zip(replicas, cached, rates, strict=True)
     ]
 
@@ -50,29 +50,24 @@ def _cost(
     cached: float,
     demand: Demand,
     rate: float,
-    token_seconds: Callable[[float, float], float],
+    models: Sequence[StepModel],
 ) -> float:
     budget = replica.budget
+    asked = [budget.steps] if budget.steps.observations else models
     prompt = _prompt_tokens(demand)
     prefill = prefill_tokens(replica, cached, demand) / rate
     tokens = min(demand.max_tokens or _EXPECTED_TOKENS, _EXPECTED_TOKENS)
     context, batch, more = budget.context, budget.batch, demand.sequences
-    after = token_seconds(context + prompt * more, batch + more)
-    slowed = max(0.0, after - token_seconds(context, batch)) if batch else 0.0
+    after = _token_seconds(asked, context + prompt * more, batch + more)
+    slowed = max(0.0, after - _token_seconds(asked, context, batch)) if batch else 0.0
     return prefill + tokens * (after + batch * slowed)
 
 
-def _token_seconds(
-    replica: Replica, models: Sequence[StepModel]
-) -> Callable[[float, float], float]:
-    own = replica.budget.steps
-    asked = [own] if own.observations else models
-
-    def seconds(context: float, batch: float) -> float:
-        told = [model.token_seconds(context, batch) for model in asked]
+def _token_seconds(models: Sequence[StepModel], context: float, batch: float) -> float:
+    """Seconds a token, by the mean of ``models``."""
+    if models:
+        told = [model.token_seconds(context, batch) for model in models]
         known = [one for one in told if one is not None]
         if known:
             return sum(known) / len(known)
-        return _TOKEN_SECONDS + _TOKEN_SECONDS_MORE * batch
-
-    return seconds
+    return _TOKEN_SECONDS + _TOKEN_SECONDS_MORE * batch

@@ -148,7 +148,8 @@ _POLICIES: Mapping[RoutingPolicyName, Callable[[Turns, PrefixIndex], RoutingPoli
 
 def _lowest(candidates: Sequence[Replica], costs: Sequence[float]) -> list[Replica]:
     """Those that cost least, or hardly more: at least one, whatever a replica made of its cost."""
-    costs = [math.inf if math.isnan(cost) else cost for cost in costs]
+    if any(map(math.isnan, costs)):
+        costs = [math.inf if math.isnan(cost) else cost for cost in costs]
     most = min(costs) * _EQUAL + _EQUAL_SECONDS
     return [one for one, cost in zip(candidates, costs, strict=True) if cost <= most]
 
