@@ -66,9 +66,10 @@ COPY ops/gpu/payload.txt requirements-image.txt ./
 RUN python3 -m pip install --no-cache-dir --disable-pip-version-check --break-system-packages --require-hashes --no-deps \
       -r payload.txt -r requirements-image.txt
 COPY --from=packages /dist /dist
-# Another base's torch would fail at the first start, on a GPU node.
+# Another base's torch, or a package that SGLang imports and nobody named, would fail at the first start, on a GPU node.
 RUN python3 -m pip install --no-cache-dir --disable-pip-version-check --break-system-packages --no-deps /dist/*.whl \
- && python3 -c 'import torch; from longleaf.engine import guard; guard.check_platform(torch.__version__, torch.version.cuda)'
+ && python3 -c 'import torch; from longleaf.engine import guard; guard.check_platform(torch.__version__, torch.version.cuda)' \
+ && python3 -c 'import sglang.srt.entrypoints.http_server'
 COPY kernels/longleaf_kernels /opt/longleaf/longleaf_kernels
 COPY --from=kernels /src/kernels/longleaf_kernels/lib /opt/longleaf/longleaf_kernels/lib
 # The user has no entry in /etc/passwd, and caches of SGLang's kernels are named after the user's name.

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from longleaf import __version__
+from tests.engine.stubs import STUBBED
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "Dockerfile").read_text()
@@ -35,6 +36,13 @@ def test_the_engines_lists_are_the_whole_of_what_it_needs() -> None:
     assert set(payload) & set(image) == set()
     needed = set(_pins("requirements-engine.txt")) - {"triton"}
     assert needed - set(payload) - set(image) == set()
+    # What its CPU tests stand in for, and what they have by way of torch's list.
+    stood_in = {"sgl-kernel": "sglang-kernel", "flashinfer": "flashinfer-python"}
+    stubbed = {
+        stood_in.get(name, name) for name in (one.lower().replace("_", "-") for one in STUBBED)
+    }
+    assert stubbed - set(payload) - set(image) == set()
+    assert {"packaging", "pygments", "traitlets", "cffi", "ninja"} <= set(image)
     assert payload["sglang"] == "0.5.17"
     assert {"click", "huggingface-hub", "transformers"} <= set(image)
 
