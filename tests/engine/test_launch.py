@@ -284,7 +284,7 @@ def test_a_check_alone_ends_with_its_command(tmp_path: Path, number: signal.Sign
 def test_a_time_that_is_none_is_refused(words: str) -> None:
     result = CliRunner().invoke(engine_command, words.split())
     assert result.exit_code == 2
-    assert "is no time above 0 s" in result.output
+    assert f"Invalid value for '{words.split()[0]}'" in result.output
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

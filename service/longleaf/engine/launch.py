@@ -14,7 +14,6 @@ itself or after a signal (1 where that would be 0 without a signal); 1 for a sta
 """
 
 import json
-import math
 import os
 import signal
 import subprocess
@@ -36,6 +35,7 @@ from longleaf.engine.warmup import (
     has_grammar,
     warmup_requests,
 )
+from longleaf.options import FiniteRange
 from longleaf.signals import raised
 
 CHECK = (sys.executable, "-m", "longleaf.engine.check")
@@ -219,13 +219,6 @@ class Launcher:
                 return status or 1
 
 
-def _seconds(ctx: click.Context, parameter: click.Parameter, value: float) -> float:
-    del ctx
-    if not (math.isfinite(value) and value > 0):
-        raise click.BadParameter(f"{value} is no time above 0 s", param=parameter)
-    return value
-
-
 class _EngineCommand(click.Command):
     """Says where SGLang's arguments go to whoever leaves the -- out."""
 
@@ -244,14 +237,14 @@ class _EngineCommand(click.Command):
     "--start-seconds",
     default=1800.0,
     show_default=True,
-    callback=_seconds,
+    type=FiniteRange(0.0, min_open=True),
     help="Give up starting after this.",
 )
 @click.option(
     "--stop-seconds",
     default=120.0,
     show_default=True,
-    callback=_seconds,
+    type=FiniteRange(0.0, min_open=True),
     help="Longest drain.",
 )
 @click.option("--check-only", is_flag=True, help="Run the checks and start nothing.")
