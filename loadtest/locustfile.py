@@ -3,16 +3,18 @@
 Run by ``python -m longleaf_load``, which sets Locust's own options, or by ``locust`` itself.
 """
 
+import os
 import random
 import sys
 import time
+import traceback
 from typing import Any
 
 import gevent
 from gevent.pool import Pool
 from locust import User, events, task
 from locust.env import Environment
-from locust.runners import MasterRunner, WorkerRunner
+from locust.runners import STATE_MISSING, MasterRunner, WorkerRunner
 
 from longleaf_load.arrivals import Arrival
 from longleaf_load.lengths import PlanError
@@ -24,6 +26,8 @@ from longleaf_load.sessions import Sessions, Turn
 from longleaf_load.stream import Client
 
 _PROGRESS_SECONDS = 5.0
+_LOST_SECONDS = 30.0
+"""After so long a worker that was not heard of is gone, not late."""
 _LONGEST_WAIT = 120.0
 """A client that is told to come back later than that does not."""
 
@@ -56,46 +60,86 @@ def _init(environment: Environment, **_: Any) -> None:
 
 
 def _reported(environment: Environment, run: Run, client_id: str, data: dict[str, Any]) -> None:
+    if client_id not in environment.runner.clients:
+        return  # a worker of an earlier run, which is not over for it yet
     for row in data.pop("longleaf", ()):
         run.add(from_row(row))
     if data.pop("longleaf_done", False):
         run.finished.add(client_id)
     if len(run.finished) >= run.workers:
+        run.done = True
         environment.runner.quit()
 
 
 @events.test_start.add_listener
 def _start(environment: Environment, **_: Any) -> None:
+    """The clock starts, and so do the arrivals: they are nobody's that Locust may stop and start
+    again, as it does with users where a busy machine made a worker miss its heartbeats.
+    """
     run: Run = environment.longleaf
+    if run.begun:
+        return
     run.begin()
     if not isinstance(environment.runner, WorkerRunner):
-        progress = Progress(run.plan, sys.stderr)
-        gevent.spawn(_tell, run, progress)
+        gevent.spawn(_tell, environment, run, Progress(run.plan, sys.stderr))
+    if not isinstance(environment.runner, MasterRunner):
+        gevent.spawn(Arrivals(environment, run).make)
 
 
-def _tell(run: Run, progress: Progress) -> None:
+def _tell(environment: Environment, run: Run, progress: Progress) -> None:
+    """Progress; and the end of a run whose last workers are gone."""
+    runner = environment.runner
     while not run.closed:
         progress.tell(run)
         gevent.sleep(_PROGRESS_SECONDS)
+        if isinstance(runner, MasterRunner) and run.clock() > _LOST_SECONDS:
+            alive = {one.id for one in runner.clients.all if one.state != STATE_MISSING}
+            if alive <= run.finished:
+                print("longleaf_load: error: a worker is gone", file=sys.stderr)
+                runner.quit()
 
 
 @events.quitting.add_listener
 def _quit(environment: Environment, **_: Any) -> None:
-    if not isinstance(environment.runner, WorkerRunner):
-        environment.process_exit_code = environment.longleaf.close()
+    run: Run = environment.longleaf
+    if not isinstance(environment.runner, WorkerRunner) and not run.closed:
+        environment.process_exit_code = run.close()
 
 
 class ArrivalUser(User):
-    """One a process: makes the sessions of its share of the arrivals, and waits for none."""
+    """Locust starts and counts users; arrivals are made beside them."""
 
     @task
-    def run_plan(self) -> None:
-        """All of it; then the run is over."""
-        run: Run = self.environment.longleaf
+    def stay(self) -> None:
+        """Until the run is over."""
+        while True:
+            gevent.sleep(1.0)
+
+
+class Arrivals:
+    """Makes the sessions of this process's share of the arrivals, and waits for none."""
+
+    def __init__(self, environment: Environment, run: Run) -> None:
+        self.environment = environment
+        self._run = run
+
+    def make(self) -> None:
+        """All of them; then the run is over."""
+        run, runner = self._run, self.environment.runner
+        try:
+            self._make(runner.worker_index if isinstance(runner, WorkerRunner) else 0)
+            run.done = True
+        except Exception:
+            traceback.print_exc()
+        if not isinstance(runner, WorkerRunner):
+            runner.quit()
+        elif not run.done:
+            os._exit(1)  # the master sees that it is gone; others end their part
+
+    def _make(self, index: int) -> None:
+        run = self._run
         sessions = Sessions(run.plan, run.source, run.model)
         client = Client(run.url, run.plan.api, run.plan.timeout_seconds, run.key)
-        runner = self.environment.runner
-        index = runner.worker_index if isinstance(runner, WorkerRunner) else 0
         pool = Pool()
         for arrival in sessions.arrivals():
             if arrival.number % run.workers != index:
@@ -107,11 +151,6 @@ class ArrivalUser(User):
             run.wait_until(arrival.at, gevent.sleep)
             pool.spawn(self._session, run, client, arrival, turn, first)
         pool.join()
-        run.done = True
-        if not isinstance(runner, WorkerRunner):
-            runner.quit()
-        while True:  # a worker stays until its last report is sent
-            gevent.sleep(1.0)
 
     def _session(
         self, run: Run, client: Client, arrival: Arrival, conversation: Any, turn: Turn | None

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,11 +18,14 @@ from longleaf_load.run import machine
 
 _COMMIT_ANSWERS = 12
 _MOST_WORKERS = 256
+_LOOPBACK = "127.0.0.1"
 _LOCUSTFILE = Path(__file__).resolve().parents[1] / "locustfile.py"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run; the exit status is 1 where the objective was missed, 2 for wrong arguments."""
+    """Run; the exit status is 1 where the objective was missed, 2 for wrong arguments, 3 where
+    the run was stopped before its end.
+    """
     parser = argparse.ArgumentParser(prog="longleaf_load", description=__doc__)
     parser.add_argument("--url", help="Base URL of the gateway, or of an engine.")
     parser.add_argument("--workers", type=int, default=1, help="Processes that send.")
@@ -116,11 +120,13 @@ def _locust_arguments(options: argparse.Namespace) -> list[str]:
     workers = str(options.workers)
     out = Path(options.out)
     arguments = ["-f", str(_LOCUSTFILE), "--headless", "--only-summary", "--host", options.url]
-    arguments += ["-u", workers, "-r", workers, "--csv", str(out / "locust"), "--stop-timeout", "5"]
+    arguments += ["-u", workers, "-r", workers, "--csv", str(out / "locust")]
     arguments += ["--loglevel", "WARNING", "--load-workers", workers, "--plan", options.plan]
     arguments += ["--rate", str(options.rate), "--longer", str(options.longer), "--out", str(out)]
     if options.workers > 1:
-        arguments += ["--processes", workers]
+        port = str(_free_port())  # the usual one may have another run's master, or its workers
+        arguments += ["--processes", workers, "--master-bind-host", _LOOPBACK]
+        arguments += ["--master-bind-port", port, "--master-host", _LOOPBACK, "--master-port", port]
     if options.plan_seed is not None:
         arguments += ["--plan-seed", str(options.plan_seed)]
     for name, value in (
@@ -130,6 +136,12 @@ def _locust_arguments(options: argparse.Namespace) -> list[str]:
         if value:
             arguments += [name, value]
     return arguments + (["--slo", *options.slo] if options.slo else [])
+
+
+def _free_port() -> int:
+    with socket.create_server((_LOOPBACK, 0)) as one:
+        port: int = one.getsockname()[1]
+        return port
 
 
 if __name__ == "__main__":

@@ -56,8 +56,10 @@ def headline(report: Mapping[str, Any]) -> str:
     slo, outcomes = report["slo"], report["outcomes"]
     counts = ", ".join(f"{count} {name}" for name, count in outcomes.items())
     verdict = "met" if slo["passed"] else "MISSED"
+    stopped = report.get("stopped_after_seconds")
+    early = "" if stopped is None else f"STOPPED before its end, after {stopped:.0f} s. "
     return (
-        f"{report['requests']} requests: {counts}. {slo['met']:.1%} met the objective "
+        f"{early}{report['requests']} requests: {counts}. {slo['met']:.1%} met the objective "
         f"({slo['words']}); {slo['share']:.0%} were to: {verdict}."
     )
 

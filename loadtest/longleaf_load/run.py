@@ -22,6 +22,7 @@ from longleaf_load.slo import Slo
 from longleaf_load.summary import summarize
 
 _FEW = 5
+_STOPPED = 3
 
 
 @dataclass(kw_only=True)
@@ -43,6 +44,7 @@ class Run:
     outcomes: Counter[str] = field(default_factory=Counter)
     finished: set[str] = field(default_factory=set)
     in_flight: int = 0
+    begun: bool = False
     done: bool = False
     closed: bool = False
     _taken: int = 0
@@ -50,6 +52,7 @@ class Run:
 
     def begin(self) -> None:
         """The clock starts."""
+        self.begun = True
         self._begun = time.monotonic()
 
     def clock(self) -> float:
@@ -85,7 +88,9 @@ class Run:
         return sum(map(self.slo.met_by, own)) < self.plan.stop_below * len(own)
 
     def close(self) -> int:
-        """Write the report; the exit status: 0 if the objective was met."""
+        """Write the report; the exit status: 0 if the objective was met, 3 if the run was stopped
+        before its end, whatever was met until then.
+        """
         self.closed = True
         report = summarize(self.records, self.plan.phases, self.slo, self._about())
         self.out.mkdir(parents=True, exist_ok=True)
@@ -93,6 +98,8 @@ class Run:
         (self.out / "report.html").write_text(page(report))
         write_records(self.out / "records.jsonl", self.records)
         print(f"\n{headline(report)}\nreport: {self.out / 'report.html'}", file=sys.stderr)
+        if not self.done:
+            return _STOPPED
         return 0 if report["slo"]["passed"] else 1
 
     def _about(self) -> dict[str, Any]:
@@ -103,6 +110,7 @@ class Run:
             "plan": self.plan_name,
             "seed": self.plan.seed,
             "workers": self.workers,
+            "stopped_after_seconds": None if self.done else round(self.clock(), 3),
             "command": shlex.join(sys.argv),
         }
 

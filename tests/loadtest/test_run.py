@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import signal
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.simulate.conftest import simulated
 pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).resolve().parents[2]
 LOCUST = ROOT / ".venv-loadtest" / "bin" / "python"
+ENV = {**os.environ, "PYTHONPATH": f"{ROOT / 'loadtest'}{os.pathsep}{ROOT / 'service'}"}
 PLAN = """
 seed = 3
 [[phase]]
@@ -60,6 +62,11 @@ async def gateway() -> AsyncIterator[Any]:
             *engines.urls, ready=2, tokenizers=(tokenizer,), queue_size=3
         ) as one:
             yield one
+
+
+def load_command(url: str, folder: Path, workers: int) -> list[str]:
+    command = [str(LOCUST), "-m", "longleaf_load", "--url", url, "--workers", str(workers)]
+    return [*command, "--plan", str(folder / "plan.toml"), "--out", str(folder / "out")]
 
 
 async def ask(url: str, leave_after: int | None = None, **fields: Any) -> Record:
@@ -118,12 +125,9 @@ async def test_a_plan_from_beginning_to_end(gateway: Any, tmp_path: Path, worker
     import anyio
 
     (tmp_path / "plan.toml").write_text(PLAN)
-    command = [str(LOCUST), "-m", "longleaf_load", "--url", gateway.url, "--workers", str(workers)]
-    command += ["--plan", str(tmp_path / "plan.toml"), "--out", str(tmp_path / "out")]
+    command = load_command(gateway.url, tmp_path, workers)
     command += ["--slo", "ttft_ms=60000", "share=0.99"]
-    paths = f"{ROOT / 'loadtest'}{os.pathsep}{ROOT / 'service'}"
-    environment = {**os.environ, "PYTHONPATH": paths}
-    done = await anyio.run_process(command, check=False, env=environment, stderr=subprocess.STDOUT)
+    done = await anyio.run_process(command, check=False, env=ENV, stderr=subprocess.STDOUT)
     said = done.stdout.decode()
     assert done.returncode == 1, said  # the flood is refused in part: the objective is missed
     assert "s left, phase flood" in said
@@ -133,6 +137,8 @@ async def test_a_plan_from_beginning_to_end(gateway: Any, tmp_path: Path, worker
     seen = {(one.arrival, one.turn, one.attempt) for one in records}
     assert len(seen) == len(records), "each arrival was made once, by one worker"
     assert {one.outcome for one in records} == {"ok", "refused", "cancelled"}
+    assert (report["seed"], report["workers"]) == (3, workers)
+    assert report["stopped_after_seconds"] is None
     assert report["exact_prompts"]["wrong"] == 0
     assert report["exact_prompts"]["told"] > 50
     assert report["retry_after"]["without"] == 0
@@ -145,3 +151,32 @@ async def test_a_plan_from_beginning_to_end(gateway: Any, tmp_path: Path, worker
         names = {(row["Type"], row["Name"]) for row in csv.DictReader(file)}
     assert {("TTFT", "1k"), ("TPOT", "4k"), ("chat", "refused 4k")} <= names
     assert "<svg" in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.skipif(not LOCUST.exists(), reason="needs Locust: make .venv-loadtest/.ready")
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_run_that_is_stopped_reports_and_fails(
+    gateway: Any, tmp_path: Path, workers: int
+) -> None:
+    import anyio
+
+    (tmp_path / "plan.toml").write_text(PLAN.replace("seconds = 4", "seconds = 400"))
+    command = load_command(gateway.url, tmp_path, workers)
+    said = ""
+    async with await anyio.open_process(
+        command, env=ENV, stderr=subprocess.STDOUT, start_new_session=True
+    ) as run:
+        assert run.stdout is not None
+        async for piece in run.stdout:
+            said += piece.decode()
+            if " ok" in said:
+                os.killpg(run.pid, signal.SIGINT)
+                break
+        async for piece in run.stdout:
+            said += piece.decode()
+        assert await run.wait() == 3, said
+    assert "STOPPED before its end, after" in said
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert 0 < report["stopped_after_seconds"] < 400
+    assert report["outcomes"]["ok"] > 0
+    assert "STOPPED before its end" in (tmp_path / "out" / "report.html").read_text()
