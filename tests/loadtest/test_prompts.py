@@ -1,3 +1,4 @@
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -124,3 +125,17 @@ def test_some_clients_leave(source: PromptSource) -> None:
     assert 0.2 * len(after) < len(gone) < 0.6 * len(after)
     assert 0 in gone
     assert max(gone) > 1
+
+
+def test_a_trace_says_what_is_asked(source: PromptSource, tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": 0, "prompt_tokens": 300, "max_tokens": 20, "text": "code"},
+        {"timestamp": 4000, "prompt_tokens": 900, "max_tokens": 30, "text": "prose"},
+    ]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    made = Sessions(parse_plan({"trace": "t.jsonl"}, tmp_path), source, "tiny")
+    coming = list(made.arrivals())
+    assert [arrival.at for arrival in coming] == [0.0, 4.0]
+    turns = [made.turns(arrival).next() for arrival in coming]
+    asked = [(one.prompt_tokens, one.max_tokens, one.text) for one in turns if one is not None]
+    assert asked == [(300, 20, "code"), (900, 30, "prose")]

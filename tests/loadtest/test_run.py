@@ -6,13 +6,18 @@ import os
 import signal
 import subprocess
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from longleaf.embedded.load import DEFAULT_MODELS
+from longleaf_load.plan import parse_plan
+from longleaf_load.prompts import PromptSource
 from longleaf_load.records import Record, read_records
+from longleaf_load.run import Run
+from longleaf_load.slo import Slo
 from longleaf_load.stream import Client
 from tests.gateway.running import running_gateway
 from tests.simulate.conftest import simulated
@@ -180,3 +185,62 @@ async def test_a_run_that_is_stopped_reports_and_fails(
     assert 0 < report["stopped_after_seconds"] < 400
     assert report["outcomes"]["ok"] > 0
     assert "STOPPED before its end" in (tmp_path / "out" / "report.html").read_text()
+
+
+@pytest.mark.skipif(not LOCUST.exists(), reason="needs Locust: make .venv-loadtest/.ready")
+async def test_refused_clients_come_back_when_they_are_told_to(
+    gateway: Any, tmp_path: Path
+) -> None:
+    import anyio
+
+    plan = """
+    retries = 1
+    [[phase]]
+    seconds = 1
+    rate = 100.0
+    [prompts]
+    length = "2k"
+    longest = "8k"
+    [answers]
+    max_tokens = 16
+    """
+    (tmp_path / "plan.toml").write_text(plan)
+    command = load_command(gateway.url, tmp_path, 1)
+    done = await anyio.run_process(command, check=False, env=ENV, stderr=subprocess.STDOUT)
+    assert done.returncode in {0, 1}, done.stdout.decode()
+    records = list(read_records(tmp_path / "out" / "records.jsonl"))
+    first = {one.arrival: one for one in records if one.attempt == 1}
+    again = [one for one in records if one.attempt == 2]
+    refused = {one.arrival for one in first.values() if one.outcome == "refused"}
+    assert refused
+    assert {one.arrival for one in again} == refused
+    for one in again:
+        told = first[one.arrival].retry_after
+        assert told is not None
+        assert one.sent >= first[one.arrival].sent + told
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["retried"]["attempts"] == len(again)
+
+
+def test_a_run_ends_where_too_little_meets_the_objective(tmp_path: Path) -> None:
+    phase = {"seconds": 10, "rate": 1.0}
+    values = {"phase": [phase, phase], "prompts": {"length": 100}, "stop_below": 0.5}
+    run = Run(
+        plan=parse_plan(values, tmp_path),
+        source=PromptSource(DEFAULT_MODELS / "tiny-target", 500, seed=1),
+        slo=Slo(ttft_ms=100),
+        url="http://127.0.0.1:1", model="tiny", key=None, workers=1, out=tmp_path, plan_name="p",
+    )  # fmt: skip
+    for number in range(10):
+        assert not run.saturated_before(1), "half of them met it"
+        run.add(
+            Record(
+                arrival=number, phase=0, turn=1, attempt=1, text="code", prompt_tokens=100,
+                max_tokens=9, document=None, sent=float(number), late=0.0, outcome="ok",
+                ttft=0.05 if number < 5 else 0.5,
+            )
+        )  # fmt: skip
+    assert not run.saturated_before(1)
+    run.add(replace(run.records[-1], arrival=10))
+    assert run.saturated_before(1)
+    assert not run.saturated_before(0)
