@@ -44,7 +44,6 @@ _MIX = ((0.5, "2k"), (0.3, "16k"), (0.14, "64k"), (0.06, "185k"))
 _SEQUENCES, _POOL = 8, 218_000
 _EMBEDDED = ("embedded", "--served-model-name", "tiny")
 _EMBEDDED_SLO = ("ttft_ms=5000", "tpot_ms=250")
-_ROUNDS = 3
 _MEASURES: Mapping[str, Callable[[Record], float | None]] = {
     "ttft": lambda record: record.ttft,
     "tpot": lambda record: record.tpot,
@@ -67,11 +66,14 @@ def capacity() -> float:
 
 
 class Bench:
-    """One run; ``rows`` grows. Logs go to ``folder``, reports to ``out``."""
+    """One run; ``rows`` grows. Logs go to ``folder``, reports to ``out``; what is compared is
+    measured in ``rounds``, at least two.
+    """
 
-    def __init__(self, folder: Path, out: Path) -> None:
+    def __init__(self, folder: Path, out: Path, rounds: int) -> None:
         self._folder = folder
         self._out = out
+        self._rounds = rounds
         self.rows: list[Row] = []
 
     def validate(self) -> None:
@@ -80,7 +82,7 @@ class Bench:
         """
         real: list[Record] = []
         simulated: list[Record] = []
-        for number in range(_ROUNDS):
+        for number in range(self._rounds):
             seed = ("--plan-seed", str(number + 1))
             with running(self._folder, _EMBEDDED, 1):
                 curve, commits = record_curve(
@@ -169,7 +171,7 @@ class Bench:
         each: dict[int, list[float]] = {replicas: [] for replicas in FLEETS}
         idle: dict[int, list[float]] = {replicas: [] for replicas in FLEETS}
         requests = 0
-        for _ in range(_ROUNDS):
+        for _ in range(self._rounds):
             for replicas in FLEETS:
                 engine = ("simulate", "--replicas", str(replicas), "--speed", "16")
                 with running(self._folder, engine, replicas) as stack:
@@ -184,9 +186,9 @@ class Bench:
         for replicas in FLEETS:
             self._median(f"gateway_cpu_{replicas}_replicas", each[replicas], "ms/request")
             self._median(f"gateway_idle_cpu_{replicas}_replicas", idle[replicas], "ms/s")
-        self._add("gateway_cpu_requests", requests, "requests", n=_ROUNDS)
+        self._add("gateway_cpu_requests", requests, "requests", n=self._rounds)
         ratio = statistics.median(each[64]) / statistics.median(each[1])
-        self._add("gateway_cpu_64_vs_1", ratio, "ratio", "lower", 1.2, n=_ROUNDS)
+        self._add("gateway_cpu_64_vs_1", ratio, "ratio", "lower", 1.2, n=self._rounds)
 
     def _fleet(self, replicas: int, speed: float) -> None:
         rate = capacity() * replicas * speed
@@ -425,16 +427,22 @@ _PARTS = ("fleets", "gateway_cpu", "soak", "aiperf", "saturate", "validate")
     type=click.Choice([str(n) for n in FLEETS]),
     default=[str(n) for n in FLEETS],
 )
+@click.option("--rounds", default=3, type=click.IntRange(2), help="Of what is compared.")
 @click.option("--speed-factor", default=1.0, help="On the speed of the simulated fleets.")
 @click.option("--results", type=click.Path(path_type=Path), default=RESULTS_DIR)
 def main(
-    out: Path, parts: tuple[str, ...], replicas: tuple[str, ...], speed_factor: float, results: Path
+    out: Path,
+    parts: tuple[str, ...],
+    replicas: tuple[str, ...],
+    rounds: int,
+    speed_factor: float,
+    results: Path,
 ) -> None:
     """Run the load benchmark; about 35 minutes on two cores."""
     out.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="longleaf-load-") as folder:
-        bench = Bench(Path(folder), out)
+        bench = Bench(Path(folder), out, rounds)
         work: dict[str, Callable[[], None]] = {
             "validate": bench.validate,
             "saturate": bench.saturate,
@@ -449,7 +457,7 @@ def main(
             slug = part.replace("_", "-")
             path = write_results(
                 "load",
-                f'make bench-load BENCH_ARGS="--part {part}"',
+                f'make bench-load BENCH_ARGS="--part {part} --rounds {rounds}"',
                 bench.rows[before:],
                 slug=slug,
                 directory=results,
