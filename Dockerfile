@@ -72,10 +72,11 @@ RUN python3 -m pip install --no-cache-dir --disable-pip-version-check --break-sy
  && python3 -c 'import sglang.srt.entrypoints.http_server'
 COPY kernels/longleaf_kernels /opt/longleaf/longleaf_kernels
 COPY --from=kernels /src/kernels/longleaf_kernels/lib /opt/longleaf/longleaf_kernels/lib
-# The user has no entry in /etc/passwd, and caches of SGLang's kernels are named after the user's name.
+# The user has no entry in /etc/passwd: SGLang names a cache after it, and makes one in its home (the chart's: /cache).
 ENV PYTHONPATH=/opt/longleaf \
     PYTHONUNBUFFERED=1 \
     USER=longleaf \
+    HOME=/tmp \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 # The build fails where the plugin's patches would not fit: another SGLang, or a file of it that differs.

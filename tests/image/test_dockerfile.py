@@ -85,9 +85,11 @@ def test_images_and_chart_have_the_services_version() -> None:
         assert set(tags) == {__version__}, tags
 
 
-def test_the_engines_user_has_a_name() -> None:
+def test_the_engines_user_has_a_name_and_a_home() -> None:
     """Python's getpass.getuser, which SGLang names a cache after, fails for a uid without one."""
-    assert " USER=longleaf " in TEXT.partition(" AS engine\n")[2]
+    stage = TEXT.partition(" AS engine\n")[2]
+    assert " USER=longleaf " in stage
+    assert " HOME=/tmp " in stage  # without one, SGLang's import writes to /.cache
 
 
 def test_hadolint_finds_nothing() -> None:
