@@ -7,10 +7,13 @@ import json
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from longleaf.engine.check import check_address
+from longleaf.engine.drift import DriftError
 from tests.engine.conftest import MODELS
 from tests.engine.starts import Start, Starts
 
@@ -256,3 +259,16 @@ def test_an_address_of_another_machine_is_refused(
     said = done.stderr.strip().splitlines()[-1]
     assert f"cannot listen at --host {host}" in said
     assert said.endswith("fix: give an address of this machine and a free port")
+
+
+def test_an_address_that_the_machine_lacks_is_left_out_beside_one_that_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    there = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))
+    lacking = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 0))
+    args = SimpleNamespace(host="localhost", port=0)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [lacking, there])
+    check_address(args)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [lacking])
+    with pytest.raises(DriftError, match="cannot listen at --host localhost"):
+        check_address(args)

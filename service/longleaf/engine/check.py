@@ -5,6 +5,7 @@ arguments, and ends with status 0, or with status 2 after one line that says wha
 """
 
 import argparse
+import errno
 import json
 import os
 import socket
@@ -170,17 +171,36 @@ def check_address(args: Any) -> None:
         found = socket.getaddrinfo(
             args.host, args.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        for family, kind, protocol, _, address in found:
-            with socket.socket(family, kind, protocol) as listener:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                listener.bind(address)
+        # Every one is tried: a taken one counts although another is free.
+        if not sum(
+            _can_bind(family, kind, protocol, address)
+            for family, kind, protocol, _, address in found
+        ):
+            raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
     except OSError as error:
         raise DriftError(
             f"the server cannot listen at --host {args.host} --port {args.port} ({error.strerror})",
             "give an address of this machine and a free port",
         ) from error
+
+
+def _can_bind(
+    family: socket.AddressFamily, kind: socket.SocketKind, protocol: int, address: Any
+) -> bool:
+    """Return False for an address that the machine lacks: a name may have one of a family that is
+    switched off, which servers leave out. OSError for one that is taken.
+    """
+    try:
+        with socket.socket(family, kind, protocol) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.bind(address)
+    except OSError as error:
+        if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            return False
+        raise
+    return True
 
 
 def server_client(args: Any) -> Client:
