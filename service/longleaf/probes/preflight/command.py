@@ -1,10 +1,10 @@
 """``longleaf preflight``."""
 
-import math
 from pathlib import Path
 
 import click
 
+from longleaf.options import FiniteRange
 from longleaf.probes.preflight.expected import Expected, parse_bytes
 from longleaf.probes.preflight.facts import collect
 from longleaf.probes.preflight.report import all_checks, document, line, run_checks
@@ -13,8 +13,8 @@ from longleaf.signals import raised
 
 _PATH = click.Path(path_type=Path)
 _POSITIVE = click.IntRange(min=1)
-_SECONDS = click.FloatRange(min=0, min_open=True)
-_SHARE = click.FloatRange(min=0, max=1, min_open=True, max_open=True)
+_SECONDS = FiniteRange(min=0, min_open=True)
+_SHARE = FiniteRange(min=0, max=1, min_open=True, max_open=True)
 
 
 def _bytes(_context: click.Context, _parameter: click.Parameter, value: str | None) -> int | None:
@@ -22,12 +22,6 @@ def _bytes(_context: click.Context, _parameter: click.Parameter, value: str | No
         return None if value is None else parse_bytes(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
-
-
-def _finite(context: click.Context, parameter: click.Parameter, value: float) -> float:
-    if not math.isfinite(value):
-        raise click.BadParameter(f"{value} is no finite number", context, parameter)
-    return value
 
 
 @click.command("preflight")
@@ -47,7 +41,6 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
 @click.option(
     "--memory-fraction",
     type=_SHARE,
-    callback=_finite,
     default=0.9,
     show_default=True,
     help="As SGLang's.",
@@ -55,7 +48,6 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
 @click.option(
     *("--kernel-timeout", "kernel_seconds"),
     type=_SECONDS,
-    callback=_finite,
     default=300.0,
     show_default=True,
     help="Seconds.",
@@ -63,7 +55,6 @@ def _finite(context: click.Context, parameter: click.Parameter, value: float) ->
 @click.option(
     *("--nccl-timeout", "nccl_seconds"),
     type=_SECONDS,
-    callback=_finite,
     default=120.0,
     show_default=True,
     help="Seconds.",
