@@ -12,7 +12,7 @@ from tests.gateway.faulty_replica import (
     captured,
     event,
 )
-from tests.gateway.running import chat, gateway_over, running_gateway
+from tests.gateway.running import Gateway, chat, gateway_over, running_gateway
 from tests.gateway.test_requests import error_of
 
 pytestmark = pytest.mark.anyio
@@ -73,6 +73,17 @@ async def test_max_completion_tokens_counts_before_max_tokens() -> None:
         assert error["message"].endswith("Lower max_completion_tokens.")
 
 
+async def refused_for_n(gateway: Gateway, request: dict[str, object], path: str) -> str:
+    """Why a request, or the question after one, is refused for its number of completions."""
+    status, body, _ = await gateway.answer(request, path)
+    if path == "/v1/admission":
+        assert (body["admitted"], body["status"]) == (False, 400)
+        return str(body["message"])
+    error = error_of(body)
+    assert (status, error["param"], error["code"]) == (400, "n", None)
+    return str(error["message"])
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/admission"])
 @pytest.mark.parametrize("fields", [{"n": 9}, {"n": 3, "prompt": ["a", "b", "c"]}])
 async def test_more_completions_than_ever_run_together_are_400(
@@ -82,14 +93,7 @@ async def test_more_completions_than_ever_run_together_are_400(
         replica.load = {"max_total_num_tokens": 4096, "max_running_requests": 8}
         async with running_gateway(replica.url, ready=1) as gateway:
             request: dict[str, object] = {"model": "tiny", "prompt": "a", "max_tokens": 1, **fields}
-            status, body, _ = await gateway.answer(request, path)
-            if path == "/v1/admission":
-                assert (body["admitted"], body["status"]) == (False, 400)
-                message = body["message"]
-            else:
-                error = error_of(body)
-                assert (status, error["param"], error["code"]) == (400, "n", None)
-                message = error["message"]
+            message = await refused_for_n(gateway, request, path)
             assert "9 completions" in message
             assert "more than 8 together" in message
             assert (await gateway.raw({**request, "n": 1}, "/v1/completions"))[0] == 200
@@ -101,15 +105,9 @@ async def test_completions_that_no_pool_holds_together_are_400(path: str) -> Non
     async with FaultyReplica() as replica:
         replica.load = {"max_total_num_tokens": 4096, "max_running_requests": 8}
         async with running_gateway(replica.url, ready=1) as gateway:
+            request: dict[str, object]
             request = {"model": "tiny", "prompt": [5] * 96, "max_tokens": 1001, "n": 4}
-            status, body, _ = await gateway.answer(request, path)
-            if path == "/v1/admission":
-                assert (body["admitted"], body["status"]) == (False, 400)
-                message = body["message"]
-            else:
-                error = error_of(body)
-                assert (status, error["param"], error["code"]) == (400, "n", None)
-                message = error["message"]
+            message = await refused_for_n(gateway, request, path)
             assert "4 completions" in message
             assert "1001 tokens each and 96 in the prompt need 4100 tokens" in message
             assert "holds more than 4096. Lower n or max_tokens." in message
