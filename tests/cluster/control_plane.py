@@ -199,6 +199,19 @@ class ControlPlane:
                 raise
             return None
 
+    def remove(self, path: str) -> None:
+        """Delete an object at once. One that has gone by itself is as good as deleted."""
+        try:
+            self.ask("DELETE", f"{path}?gracePeriodSeconds=0")
+        except ApiError as error:
+            if error.status != 404:
+                raise
+
+    def remove_all(self, path: str) -> None:
+        """Delete the objects of a list at once, also while a controller deletes them too."""
+        for name in self.items(path):
+            self.remove(f"{path}/{name}")
+
     def items(self, path: str) -> dict[str, Any]:
         """Objects of a list by name."""
         return {one["metadata"]["name"]: one for one in self.ask("GET", path)["items"]}

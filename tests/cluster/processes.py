@@ -69,6 +69,7 @@ def request(url: str, **more: Any) -> urllib.request.Request:
         "model": "longleaf-tiny",
         "messages": [{"role": "user", "content": "Count from 1 to 5."}],
         "max_tokens": 16,
+        "temperature": 0,
         **more,
     }
     return urllib.request.Request(

@@ -40,7 +40,7 @@ def keda(plane: ControlPlane) -> Iterator[None]:
         "scaled objects are known",
     )
     yield
-    plane.ask("DELETE", f"{CRDS}/{NAME}")
+    plane.remove(f"{CRDS}/{NAME}")
 
 
 @pytest.mark.parametrize("major", ["3", "4"])

@@ -25,7 +25,7 @@ def release(plane: ControlPlane, releases: Releases) -> Iterator[None]:
     eventually(lambda: len(plane.items(PODS)) == 3, "the pods are made")
     yield
     releases.helm("uninstall", "chat", "-n", NAMESPACE)
-    plane.ask("DELETE", "/api/v1/nodes/any")
+    plane.remove("/api/v1/nodes/any")
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,7 @@ def test_the_gateway_follows_engines_that_come_and_go(
         assert "1, 2, 3" in chat(url)
 
         plane.start_api_server()
-        plane.ask("DELETE", f"{PODS}/chat-longleaf-engine-0?gracePeriodSeconds=0")
+        plane.remove(f"{PODS}/chat-longleaf-engine-0")
         eventually(lambda: _ready(metrics) == {ADDRESSES[1]}, "the first engine is let go")
         assert "longleaf_gateway_discovery_up 1.0" in str(get(metrics))
         assert "1, 2, 3" in chat(url)

@@ -115,8 +115,7 @@ def test_a_reinstalled_release_finds_its_claims(plane: ControlPlane, releases: R
     eventually(lambda: len(plane.items(claims + selector)) == 4, "each engine has a claim")
     before = {name: one["metadata"]["uid"] for name, one in plane.items(claims).items()}
     releases.helm("uninstall", "chat", "-n", namespace)
-    for name in plane.items(f"/api/v1/namespaces/{namespace}/pods"):
-        plane.ask("DELETE", f"/api/v1/namespaces/{namespace}/pods/{name}?gracePeriodSeconds=0")
+    plane.remove_all(f"/api/v1/namespaces/{namespace}/pods")
     releases.apply("install", namespace, "multi-node")
     eventually(
         lambda: "pods/chat-longleaf-engine-3" in releases.objects(namespace), "engines are made"

@@ -26,8 +26,7 @@ RESERVED = {"key": "example.com/reserved", "value": "training", "effect": "NoSch
 @pytest.fixture
 def nodes(plane: ControlPlane) -> Iterator[None]:
     yield
-    for name in plane.items("/api/v1/nodes"):
-        plane.ask("DELETE", f"/api/v1/nodes/{name}")
+    plane.remove_all("/api/v1/nodes")
 
 
 @contextmanager
@@ -40,8 +39,7 @@ def _engine(
         yield
     finally:
         releases.helm("uninstall", "chat", "-n", NAMESPACE)
-        for name in plane.items(PODS):
-            plane.ask("DELETE", f"{PODS}/{name}?gracePeriodSeconds=0")
+        plane.remove_all(PODS)
         eventually(lambda: plane.items(PODS) == {}, "the pods are gone")
 
 

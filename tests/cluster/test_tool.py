@@ -148,10 +148,9 @@ def release(
 
 def _remove(plane: ControlPlane, releases: Releases) -> None:
     releases.helm("uninstall", "chat", "-n", NAMESPACE)
-    for name in plane.items(PODS):
-        plane.ask("DELETE", f"{PODS}/{name}?gracePeriodSeconds=0")
+    plane.remove_all(PODS)
     for number in (1, 2, 3):
-        plane.ask("DELETE", f"/api/v1/nodes/tended-{number}")
+        plane.remove(f"/api/v1/nodes/tended-{number}")
 
 
 def test_status_is_one_table_of_replicas_and_nodes(release: Release) -> None:
@@ -266,7 +265,7 @@ def budget(release: Release, releases: Releases) -> Iterator[dict[str, Any]]:
     body["metadata"]["namespace"] = NAMESPACE
     release.plane.ask("POST", BUDGETS, body)
     yield body
-    release.plane.ask("DELETE", f"{BUDGETS}/chat-longleaf-engine")
+    release.plane.remove(f"{BUDGETS}/chat-longleaf-engine")
 
 
 def _allowed(release: Release) -> int | None:
@@ -461,7 +460,7 @@ def test_drain_ends_an_engine_after_gateways_let_go_and_its_streams_end(
             lambda: (f"http://{address}:30000", 2500) in release.answered(),
             "the gateway logs the stream of the engine that went",
         )
-        plane.ask("DELETE", f"{PODS}/{name}?gracePeriodSeconds=0")
+        plane.remove(f"{PODS}/{name}")
         said = drain.communicate(timeout=60)[0]
     assert drain.returncode == 0, said
     steps = ("is cordoned", "leaves its Service", "has let go", "is evicted", "is gone")

@@ -36,9 +36,8 @@ def placed(plane: ControlPlane, releases: Releases) -> Iterator[None]:
     )
     yield
     releases.helm("uninstall", "chat", "-n", NAMESPACE)
-    for name in plane.items(PODS):
-        plane.ask("DELETE", f"{PODS}/{name}?gracePeriodSeconds=0")
-    plane.ask("DELETE", "/api/v1/nodes/any")
+    plane.remove_all(PODS)
+    plane.remove("/api/v1/nodes/any")
 
 
 def _gateways(plane: ControlPlane) -> set[str]:
@@ -203,7 +202,7 @@ def test_engines_are_renewed_one_by_one_and_keep_their_streams(
             assert stream.tokens() == TOKENS
         assert second.wait(timeout=30) == 0
 
-        plane.ask("DELETE", f"{PODS}/{SECOND}?gracePeriodSeconds=0")
+        plane.remove(f"{PODS}/{SECOND}")
         eventually(
             lambda: (
                 (plane.find(f"{PODS}/{SECOND}") or {"metadata": {"uid": old}})["metadata"]["uid"]
