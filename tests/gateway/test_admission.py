@@ -462,6 +462,39 @@ async def test_retry_after_goes_by_the_turns_of_those_who_waited() -> None:
     await with_pool(use, queue_size=12)
 
 
+async def test_a_place_at_once_is_no_turn_of_those_who_waited() -> None:
+    """Short prompts that found room beside a long one say nothing of how long a full pool takes."""
+
+    async def use(gateway: Gateway, __: FaultyReplica, held: Held) -> None:
+        loop = asyncio.get_running_loop()
+        tasks = [asyncio.create_task(post(gateway, ask("running", 100, max_tokens=800)))]
+        await eventually(partial(held.count, 1))
+        begin = loop.time()
+        tasks.append(asyncio.create_task(post(gateway, ask("long", 100, max_tokens=800))))
+        await until_depth(gateway, 1)
+        for number in range(2, 8):
+            short = asyncio.create_task(post(gateway, ask(str(number), 10, max_tokens=40)))
+            await eventually(partial(held.count, number))
+            await asyncio.sleep(0.2)
+            held.end(str(number))
+            await short
+        for number in range(8, 10):  # the hundred tokens that are free
+            tasks.append(asyncio.create_task(post(gateway, ask(str(number), 10, max_tokens=40))))
+            await eventually(partial(held.count, number))
+        tasks.append(asyncio.create_task(post(gateway, ask("10", 10, max_tokens=40))))
+        await until_depth(gateway, 2)
+        status, _, headers = await post(gateway, ask("more", 10, max_tokens=40))
+        # 900 + 50 + 50 tokens, at the 300 that the pool gave back meanwhile.
+        expected = 1_000 / (300 / (loop.time() - begin))
+        assert status == 429
+        assert int(headers["retry-after"]) == pytest.approx(expected, rel=0.3, abs=1)
+        for name in ("running", "long", "8", "9", "10"):
+            held.end(name)
+        assert {answer[0] for answer in await asyncio.gather(*tasks)} == {200}
+
+    await with_pool(use, queue_size=2, short_prompt_tokens=50)
+
+
 async def test_a_model_whose_replica_is_still_starting_is_503_not_404() -> None:
     async with FaultyReplica() as running, FaultyReplica() as starting:
         starting.health_status = 503

@@ -25,8 +25,32 @@ def test_each_class_has_the_rate_of_the_time_that_it_waited() -> None:
     turnover.note(set())
     clock.now += 60  # nobody waits: no time for either
     turnover.note({True})
-    assert turnover.tokens_per_second(short=True) == pytest.approx(200 / 2.2, rel=0.03)
-    assert turnover.tokens_per_second(short=False) == pytest.approx(4000 / 3.0, rel=0.03)
+    assert turnover.tokens_per_second(short=True, tokens=200) == pytest.approx(200 / 2.2)
+    assert turnover.tokens_per_second(short=False, tokens=1) == pytest.approx(4000 / 3.0)
+
+
+def test_it_looks_back_at_as_much_as_waits_now() -> None:
+    """The queue filled up: what was fast before counts where little waits, not where much does."""
+    clock = Clock()
+    turnover = Turnover(clock)
+    turnover.note({True})
+    for seconds, turns in ((0.1, 60), (1.0, 40)):
+        for _ in range(turns):
+            clock.now += seconds
+            turnover.served(short=True, tokens=100)
+    rates = [turnover.tokens_per_second(short=True, tokens=100 * n) for n in (1, 32, 40, 50, 100)]
+    assert rates == pytest.approx([100, 100, 100, 5000 / 41, 10_000 / 46])
+
+
+def test_old_turns_are_forgotten() -> None:
+    clock = Clock()
+    turnover = Turnover(clock)
+    turnover.note({False})
+    for seconds in (1.0, 2.0):
+        for _ in range(1024):
+            clock.now += seconds
+            turnover.served(short=False, tokens=10)
+    assert turnover.tokens_per_second(short=False, tokens=1 << 40) == pytest.approx(5.0)
 
 
 def test_a_rate_needs_a_few_turns() -> None:
@@ -34,8 +58,8 @@ def test_a_rate_needs_a_few_turns() -> None:
     turnover = Turnover(clock)
     turnover.note({False})
     for turns in range(4):
-        assert (turnover.tokens_per_second(short=False) is None) is (turns < 3)
+        assert (turnover.tokens_per_second(short=False, tokens=10) is None) is (turns < 3)
         clock.now += 1.0
         turnover.note({False})
         turnover.served(short=False, tokens=10)
-    assert turnover.tokens_per_second(short=True) is None
+    assert turnover.tokens_per_second(short=True, tokens=10) is None

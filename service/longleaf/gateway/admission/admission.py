@@ -87,12 +87,15 @@ class Forecast:
 
 @dataclass(slots=True)
 class _Entry:
-    """``able``: replicas that could hold it, as of change ``seen`` of what they are."""
+    """``able``: replicas that could hold it, as of change ``seen`` of what they are. ``waits``: it
+    found no place when it came.
+    """
 
     ask: Ask
     granted: "asyncio.Future[Grant]"
     able: list[Replica] = field(default_factory=list)
     seen: int = -1
+    waits: bool = False
 
 
 class Admission:
@@ -161,6 +164,7 @@ class Admission:
         self._metrics.queue_depth.set(len(self._queue))
         began = self._clock()
         self._pump()
+        entry.waits = True
         try:
             left = ask.arrived + self._config.queue_timeout - self._clock()
             async with asyncio.timeout(max(left, 0.0)):
@@ -193,11 +197,11 @@ class Admission:
         Where nothing has waited yet: until the replicas will have freed as much as all need.
         """
         short = self._is_short(ask)
-        rate = self._turnover.tokens_per_second(short)
-        if rate is None:
-            return self._seconds_to_drain(ask)
         ahead = sum(each.cost for each in self._queue if self._is_short(each.item.ask) is short)
         own = self._need(self._roomiest(ask), ask.demand).kv_tokens
+        rate = self._turnover.tokens_per_second(short, ahead + own)
+        if rate is None:
+            return self._seconds_to_drain(ask)
         return min(ahead / rate, self._config.queue_timeout) + own / rate
 
     def _is_short(self, ask: Ask) -> bool:
@@ -362,7 +366,8 @@ class Admission:
             turns.passed(waiting, able)
             return
         self._queue.serve(waiting)
-        self._turnover.served(short, waiting.cost)
+        if entry.waits:
+            self._turnover.served(short, waiting.cost)
         entry.granted.set_result(grant)
         turns.served(grant.replica)
 
