@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,15 +41,21 @@ class Stack:
 
 @contextmanager
 def running(
-    folder: Path, engine: Sequence[str], replicas: int, gateway: Sequence[str] = ()
+    folder: Path,
+    engine: Sequence[str],
+    replicas: int,
+    gateway: Sequence[str] = (),
+    cores: Collection[int] = (),
 ) -> Iterator[Stack]:
-    """``longleaf <engine>`` and a gateway before its ``replicas``, once all are ready."""
+    """``longleaf <engine>``, on ``cores`` alone where some are given, and a gateway before its
+    ``replicas``, once all are ready.
+    """
     urls = tuple(f"http://127.0.0.1:{_ENGINE_PORT + number}" for number in range(replicas))
     before = [*engine, "--port", str(_ENGINE_PORT)]
     front = ["gateway", "--port", str(_PORT), "--metrics-port", str(_METRICS_PORT)]
     front += [part for url in urls for part in ("--replica", url)]
     front += ["--tokenizer", str(TOKENIZER), *gateway]
-    with _process(folder / "engine.log", before) as engines:
+    with _process(folder / "engine.log", before, cores) as engines:
         _wait(urls[-1] + "/health", engines, folder / "engine.log")
         with _process(folder / "gateway.log", front) as own:
             _wait(GATEWAY_URL + "/readyz", own, folder / "gateway.log", replicas)
@@ -83,10 +89,29 @@ def _load_tests(command: Sequence[str]) -> None:
 
 
 @contextmanager
-def _process(log: Path, arguments: Sequence[str]) -> Iterator["subprocess.Popen[bytes]"]:
+def core_apart() -> Iterator[frozenset[int]]:
+    """One core, for an engine, which this process and what it starts keep off meanwhile; none where
+    there is only one.
+    """
+    every = os.sched_getaffinity(0)
+    apart = frozenset({min(every)} if len(every) > 1 else ())
+    os.sched_setaffinity(0, every - apart)
+    try:
+        yield apart
+    finally:
+        os.sched_setaffinity(0, every)
+
+
+@contextmanager
+def _process(
+    log: Path, arguments: Sequence[str], cores: Collection[int] = ()
+) -> Iterator["subprocess.Popen[bytes]"]:
     with log.open("ab") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "longleaf", *arguments], stdout=file, stderr=file
+            [sys.executable, "-m", "longleaf", *arguments],
+            stdout=file,
+            stderr=file,
+            preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None,
         )
         try:
             yield process
