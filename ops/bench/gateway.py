@@ -25,6 +25,7 @@ from ops.bench.gateway_backend import MODEL
 from ops.bench.gateway_load import Answer, ask_many, ask_once, first_bytes, request, stream_many
 from ops.bench.gateway_peers import (
     BACKEND_PORTS,
+    METRICS_PORT,
     PORT,
     TOKENIZER,
     Target,
@@ -36,6 +37,7 @@ from ops.bench.gateway_peers import (
     running_backend,
     targets,
 )
+from ops.bench.leftovers import check_free, unwind_on_sigterm
 from ops.bench.results import RESULTS_DIR, Row, format_table, write_results
 
 _GATEWAY_CORE, _OTHER_CORE = 0, 1
@@ -250,6 +252,8 @@ def _quantile(values: Sequence[float], share: float) -> float:
 @click.option("--out", type=click.Path(path_type=Path), default=RESULTS_DIR, show_default=True)
 def main(passes: int, scale: float, only: tuple[str, ...], out: Path) -> None:
     """Measure the gateway beside its peers."""
+    unwind_on_sigterm()
+    check_free((*BACKEND_PORTS, PORT, METRICS_PORT))
     os.sched_setaffinity(0, {_OTHER_CORE})
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

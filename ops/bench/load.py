@@ -28,6 +28,7 @@ from longleaf.simulate.curve import load_curve
 from longleaf_load.records import Record, read_records
 from longleaf_load.slo import Slo, parse_slo
 from ops.bench.gateway_peers import ROOT, TOKENIZER, cpu_seconds, resident_bytes
+from ops.bench.leftovers import unwind_on_sigterm
 from ops.bench.load_stack import GATEWAY_URL, Stack, core_apart, load, record_curve, running
 from ops.bench.results import RESULTS_DIR, Row, format_table, write_results
 
@@ -442,6 +443,7 @@ def main(
     results: Path,
 ) -> None:
     """Run the load benchmark; about 35 minutes on two cores."""
+    unwind_on_sigterm()
     out.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="longleaf-load-") as folder:

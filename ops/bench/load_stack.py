@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from ops.bench.gateway_peers import ROOT, TOKENIZER
+from ops.bench.leftovers import check_free
 
 LOAD_PYTHON = ROOT / ".venv-loadtest" / "bin" / "python"
 _ENGINE_PORT, _PORT, _METRICS_PORT = 9700, 9690, 9691
@@ -48,9 +49,11 @@ def running(
     cores: Collection[int] = (),
 ) -> Iterator[Stack]:
     """``longleaf <engine>``, on ``cores`` alone where some are given, and a gateway before its
-    ``replicas``, once all are ready.
+    ``replicas``, once all are ready. ``click.ClickException`` where a port is taken.
     """
-    urls = tuple(f"http://127.0.0.1:{_ENGINE_PORT + number}" for number in range(replicas))
+    ports = [_ENGINE_PORT + number for number in range(replicas)]
+    check_free([*ports, _PORT, _METRICS_PORT])
+    urls = tuple(f"http://127.0.0.1:{port}" for port in ports)
     before = [*engine, "--port", str(_ENGINE_PORT)]
     front = ["gateway", "--port", str(_PORT), "--metrics-port", str(_METRICS_PORT)]
     front += [part for url in urls for part in ("--replica", url)]
