@@ -112,8 +112,9 @@ class Recorder:
         return round(seconds, 6)
 
     def _step(self, context: int, batch: int) -> float:
-        """Seconds of a step of ``batch`` streams, while all of them decode: their prompts are cached
-        before, so that none ends while another's is still prefilled.
+        """Seconds of a step of ``batch`` streams, while all of them decode.
+
+        Their prompts are cached before: none ends while another's is still prefilled.
         """
         answers: list[_Answer] = []
         failures: list[Exception] = []
