@@ -89,10 +89,12 @@ def record_curve(options: argparse.Namespace) -> int:
     contexts = sorted(tokens(word, "--contexts") for word in options.contexts.split(","))
     batches = sorted(tokens(word, "--batches") for word in options.batches.split(","))
     answers = lengths(options.answers, "--answers")
+    seed = 1 if options.plan_seed is None else options.plan_seed
     recorder = Recorder(
         options.url,
         options.model_name or first_model(options.url, None),
-        PromptSource(served_tokenizer(options), contexts[-1], options.plan_seed or 1),
+        PromptSource(served_tokenizer(options), contexts[-1], seed),
+        seed,
         lambda line: print(line, file=sys.stderr, flush=True),
     )
     about = {"name": options.record_curve, **machine()}

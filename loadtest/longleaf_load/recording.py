@@ -38,7 +38,7 @@ class Recorder:
     """Measures one engine at ``url``, directly. ``tell`` is called with each finding."""
 
     def __init__(
-        self, url: str, model: str, source: PromptSource, tell: Callable[[str], None]
+        self, url: str, model: str, source: PromptSource, seed: int, tell: Callable[[str], None]
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme != "http" or parts.hostname is None:
@@ -47,7 +47,7 @@ class Recorder:
         self._host, self._port = parts.hostname, parts.port or 80
         self._model = model
         self._source = source
-        self._random = random.Random(1)
+        self._random = random.Random(seed)
         self._tell = tell
 
     def curve(self, contexts: Sequence[int], batches: Sequence[int]) -> dict[str, Any]:

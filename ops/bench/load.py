@@ -90,7 +90,7 @@ class Bench:
             with core_apart() as cores:
                 with running(self._folder, _EMBEDDED, 1, cores=cores):
                     curve, commits = record_curve(
-                        self._out, "embedded", "128,512,1k,2k,4k", "1,2,4", "uniform 32 96"
+                        self._out, "embedded", "128,512,1k,2k,4k", "1,2,4", "uniform 32 96", *seed
                     )
                     real += self._records("validate", "real", *seed)
                 engine = ("simulate", "--curve", str(curve), "--commit-len", str(commits))

@@ -74,12 +74,12 @@ def load(out: Path, *arguments: str) -> dict[str, Any]:
 
 
 def record_curve(
-    out: Path, name: str, contexts: str, batches: str, answers: str
+    out: Path, name: str, contexts: str, batches: str, answers: str, *arguments: str
 ) -> tuple[Path, Path]:
     """Record the curve of the engine behind the gateway, directly; curve and commit_len."""
     command = [str(LOAD_PYTHON), "-m", "longleaf_load", "--url", f"http://127.0.0.1:{_ENGINE_PORT}"]
     command += ["--record-curve", name, "--contexts", contexts, "--batches", batches]
-    command += ["--answers", answers]
+    command += ["--answers", answers, *arguments]
     _load_tests([*command, "--out", str(out)])
     return out / f"{name}.json", out / f"{name}-commit_len.json"
 
