@@ -23,7 +23,7 @@ from longleaf_load.prompts import KINDS, PromptSource
 _SECONDS = 600.0
 _ANSWER = 160
 """Tokens of an answer: enough steps to take a median of."""
-_REPEATS = 3
+_REPEATS = 5
 
 
 @dataclass(frozen=True, slots=True)
