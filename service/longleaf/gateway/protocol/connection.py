@@ -7,8 +7,7 @@ import ssl
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum, auto
-from typing import Any, cast
+from typing import Any, Literal, cast
 from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Scope
@@ -16,10 +15,11 @@ from uvicorn import Config
 from uvicorn.server import ServerState
 
 from longleaf.gateway.api import client, errors
+from longleaf.gateway.deadline import Deadline
 from longleaf.gateway.protocol.reader import RequestHead, RequestReader
-from longleaf.gateway.protocol.request import CONTINUE, Answer, Body, Request
+from longleaf.gateway.protocol.request import CONTINUE, Request
 from longleaf.gateway.protocol.response import refusal
-from longleaf.gateway.protocol.timers import Deadline, Probes, SlowReader
+from longleaf.gateway.protocol.timers import Probes, SlowReader
 
 logger = logging.getLogger(__name__)
 
@@ -48,15 +48,10 @@ def http_protocol(limits: ConnectionLimits, on_refusal: OnRefusal) -> type[async
     return cast(type[asyncio.Protocol], functools.partial(HttpProtocol, limits, on_refusal))
 
 
-class Input(Enum):
-    """What may still come of the client."""
-
-    OPEN = auto()
-    """Requests."""
-    REFUSED = auto()
-    """Nothing that could be read: it is told so once it has the answers that are due."""
-    ENDED = auto()
-    """Nothing: it closed its sending side, and may wait for answers."""
+Input = Literal["open", "refused", "ended"]
+"""What may still come of the client: requests (``open``); nothing that could be read, which it is
+told once it has the answers that are due (``refused``); nothing, as it closed its sending side, and
+may wait for answers (``ended``)."""
 
 
 class HttpProtocol(asyncio.Protocol):
@@ -87,7 +82,7 @@ class HttpProtocol(asyncio.Protocol):
         self._server: tuple[str, int] | None = None
         self._scheme = "http"
         self._reader = RequestReader(self, limits.max_header_bytes)
-        self._input = Input.OPEN
+        self._input: Input = "open"
         self._refusal: errors.ApiError | None = None
         self._current: Request | None = None
         self._receiving: Request | None = None
@@ -129,13 +124,13 @@ class HttpProtocol(asyncio.Protocol):
             if request is not None:
                 request.lose()
         self._pipeline.clear()
-        self._deadline.disarm()
+        self._deadline.close()
         self._probes.stop()
         self.resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """The client has sent something."""
-        if self._input is not Input.OPEN:
+        if self._input != "open":
             return
         try:
             self._reader.feed(data)
@@ -152,17 +147,17 @@ class HttpProtocol(asyncio.Protocol):
         answers. Who has left answers a write with a reset, so a few are written to see. What was
         not sent whole gets none.
         """
-        if self._pipeline and self._pipeline[-1].body is Body.COMING:
+        if self._pipeline and self._pipeline[-1].body == "coming":
             self._pipeline.pop().lose()
         running = self._current
-        if running is None or running.body is Body.COMING or self._is_tls:
+        if running is None or running.body == "coming" or self._is_tls:
             return False
-        if self._input is Input.OPEN:
-            self._input = Input.ENDED
+        if self._input == "open":
+            self._input = "ended"
             self._deadline.disarm()
             last = self._pipeline[-1] if self._pipeline else running
             last.keep_alive = False
-        if running.scope["http_version"] == "1.0":  # no probe is safe: what is quick is answered
+        if running.head.version == "1.0":  # no probe is safe: what is quick is answered
             self._deadline.arm(_LINGER_SECONDS, self._close)
         else:
             self._probes.start()
@@ -190,24 +185,7 @@ class HttpProtocol(asyncio.Protocol):
     def head_ends(self, head: RequestHead) -> None:
         """A request is there but for its body."""
         self._deadline.disarm()
-        path = head.path.decode("ascii", "replace")
-        scope: Scope = {
-            "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
-            "http_version": head.version,
-            "server": self._server,
-            "client": self._client,
-            "scheme": self._scheme,
-            "method": head.method,
-            "root_path": "",
-            "path": unquote(path) if "%" in path else path,
-            "raw_path": head.path,
-            "query_string": head.query,
-            "headers": head.headers,
-            "state": self._app_state.copy(),
-        }
-        request = self._receiving = Request(self, scope, head.keep_alive, head.expects)
-        scope[client.KEY] = request
+        request = self._receiving = Request(self, head)
         if self._current is None:
             self._run(request)
         else:
@@ -240,7 +218,7 @@ class HttpProtocol(asyncio.Protocol):
 
     def pause_reading(self) -> None:
         """Make the client wait."""
-        if not self._read_paused and self._transport is not None and self._input is Input.OPEN:
+        if not self._read_paused and self._transport is not None and self._input == "open":
             self._read_paused = True
             self._transport.pause_reading()
 
@@ -257,7 +235,7 @@ class HttpProtocol(asyncio.Protocol):
         self._probes.stop()
         if self._transport is None or self._transport.is_closing():
             return
-        if request.body is Body.COMING or request.body is Body.BROKEN:
+        if request.body == "coming" or request.body == "broken":
             self._close_gently()
             return
         if not request.keep_alive:
@@ -265,7 +243,7 @@ class HttpProtocol(asyncio.Protocol):
             return
         if self._pipeline:
             self._run(self._pipeline.popleft())
-        elif self._input is not Input.OPEN:
+        elif self._input != "open":
             self._finish()
             return
         elif not self._reader.in_head:
@@ -282,18 +260,38 @@ class HttpProtocol(asyncio.Protocol):
 
     def _run(self, request: Request) -> None:
         self._current = request
-        if self._input is Input.ENDED:
+        if self._input == "ended":
             self._probes.start()
         task = self.loop.create_task(self._answer(request))
         self._state.tasks.add(task)
         task.add_done_callback(self._state.tasks.discard)
 
+    def _scope(self, request: Request) -> Scope:
+        head = request.head
+        path = head.path.decode("ascii", "replace")
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": head.version,
+            "server": self._server,
+            "client": self._client,
+            "scheme": self._scheme,
+            "method": head.method,
+            "root_path": "",
+            "path": unquote(path) if "%" in path else path,
+            "raw_path": head.path,
+            "query_string": head.query,
+            "headers": head.headers,
+            "state": self._app_state.copy(),
+            client.KEY: request,
+        }
+
     async def _answer(self, request: Request) -> None:
         try:
-            await self._app(request.scope, request.receive, request.send)
+            await self._app(self._scope(request), request.receive, request.send)
         except Exception:
             logger.exception("the application failed")
-        if request.answer is not Answer.COMPLETE:  # nothing more will come of it
+        if request.answer != "complete":  # nothing more will come of it
             request.lose()
             self._current = None
             self._close()
@@ -306,10 +304,10 @@ class HttpProtocol(asyncio.Protocol):
 
     def _refuse(self, error: errors.ApiError) -> None:
         """Nothing more can be read: say so after the answers that are due, and close."""
-        self._input = Input.REFUSED
+        self._input = "refused"
         self._deadline.disarm()
         broken = self._receiving
-        if broken is not None and broken.body is Body.COMING:
+        if broken is not None and broken.body == "coming":
             broken.body_breaks(error)
         else:
             self._refusal = error
@@ -329,7 +327,7 @@ class HttpProtocol(asyncio.Protocol):
         request = self._current
         if request is None or request.over or self._transport is None:
             self._probes.stop()
-        elif request.answer is Answer.AWAITED:
+        elif request.answer == "awaited":
             self.write(CONTINUE)
         elif request.open_stream:
             self.write(b"%x\r\n%b\r\n" % (len(_COMMENT), _COMMENT))
@@ -338,7 +336,7 @@ class HttpProtocol(asyncio.Protocol):
         """Close once the client has, or after a moment: one that still sends would be reset, and
         lose its answer. What it sends is thrown away.
         """
-        self._input = Input.REFUSED
+        self._input = "refused"
         if self._transport is None or self._transport.is_closing():
             return
         if self._transport.can_write_eof():

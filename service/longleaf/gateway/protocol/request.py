@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
-from enum import Enum, auto
-from typing import Protocol
+from typing import Literal, Protocol
 
-from starlette.types import Message, Scope
+from starlette.types import Message
 
 from longleaf.gateway.api.errors import ApiError
+from longleaf.gateway.protocol.reader import RequestHead
 from longleaf.gateway.protocol.response import Headers, ResponseHead, response_head
 
 _UNREAD_BYTES = 256 * 1024
@@ -15,31 +15,13 @@ _UNREAD_BYTES = 256 * 1024
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class Body(Enum):
-    """Where a request's body stands."""
+Body = Literal["coming", "whole", "read", "broken"]
+"""Where a request's body stands: all of it is here (``whole``), and the application has its end
+(``read``); or it is malformed (``broken``): no more comes, and the application is told why."""
 
-    COMING = auto()
-    WHOLE = auto()
-    """All of it is here; the application has not got its end."""
-    READ = auto()
-    """The application has all of it."""
-    BROKEN = auto()
-    """It is malformed: no more comes, and the application is told why."""
-
-
-class Answer(Enum):
-    """Where its answer stands."""
-
-    AWAITED = auto()
-    """Nothing of it is sent."""
-    STARTED = auto()
-    COMPLETE = auto()
-    LOST = auto()
-    """The client is gone, or nothing more will come of the application."""
-
-
-_STARTED, _COMPLETE, _LOST = Answer.STARTED, Answer.COMPLETE, Answer.LOST
-"""Looked up for every chunk: a name is read faster than a member of an enumeration."""
+Answer = Literal["awaited", "started", "complete", "lost"]
+"""Where its answer stands. ``lost``: the client is gone, or nothing more will come of the
+application."""
 
 
 class Client(Protocol):
@@ -75,34 +57,34 @@ class Client(Protocol):
 
 
 class Request:
-    """``expects``: the client waits for a 100 before it sends its body."""
+    """What came of a client by its ``head``. It holds no scope: that holds it."""
 
     __slots__ = (
+        "_answer_head",
         "_client",
         "_error",
         "_expects",
-        "_head",
         "_held",
         "_leave",
         "_parts",
         "_waiter",
         "answer",
         "body",
+        "head",
         "keep_alive",
-        "scope",
     )
 
-    def __init__(self, client: Client, scope: Scope, keep_alive: bool, expects: bool) -> None:
-        self.scope = scope
-        self.keep_alive = keep_alive
+    def __init__(self, client: Client, head: RequestHead) -> None:
+        self.head = head
+        self.keep_alive = head.keep_alive
         """Whether the connection goes on after the answer."""
-        self.body = Body.COMING
-        self.answer = Answer.AWAITED
+        self.body: Body = "coming"
+        self.answer: Answer = "awaited"
         self._client = client
-        self._expects = expects
+        self._expects = head.expects
         self._parts: list[bytes] = []
         self._held = 0
-        self._head: ResponseHead | None = None
+        self._answer_head: ResponseHead | None = None
         self._error: ApiError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._leave: Callable[[], None] | None = None
@@ -110,13 +92,13 @@ class Request:
     @property
     def over(self) -> bool:
         """Whether nothing more of the answer is to come."""
-        return self.answer is _COMPLETE or self.answer is _LOST
+        return self.answer == "complete" or self.answer == "lost"
 
     @property
     def open_stream(self) -> bool:
         """Whether a comment line could be sent now."""
-        head = self._head
-        return self.answer is Answer.STARTED and head is not None and head.events and head.chunked
+        head = self._answer_head
+        return self.answer == "started" and head is not None and head.events and head.chunked
 
     def body_comes(self, data: bytes) -> None:
         """A part of the body."""
@@ -130,31 +112,31 @@ class Request:
 
     def body_ends(self) -> None:
         """The body is here."""
-        self.body = Body.WHOLE
+        self.body = "whole"
         self._wake()
 
     def body_breaks(self, error: ApiError) -> None:
         """The rest of the body cannot be read: ``error`` is the answer, if there is none yet."""
-        self.body = Body.BROKEN
+        self.body = "broken"
         self.keep_alive = False
         self._error = error
         self._wake()
 
     def lose(self) -> None:
         """The client has left, or the application given up."""
-        if self.answer is not Answer.COMPLETE:
-            self.answer = Answer.LOST
+        if self.answer != "complete":
+            self.answer = "lost"
             if self._leave is not None:
                 self._leave()
         self._wake()
 
     def whole_body(self) -> bytes | None:
         """The body, if all of it is here and none was received; nothing is left to receive then."""
-        if self.body is not Body.WHOLE or self._expects or self.over:
+        if self.body != "whole" or self._expects or self.over:
             return None
         parts, self._parts = self._parts, []
         self._held = 0
-        self.body = Body.READ
+        self.body = "read"
         self._client.resume_reading()
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -162,7 +144,7 @@ class Request:
         """``call`` once the client leaves before it has its whole answer; at once if it has left.
         The body must have been received.
         """
-        if self.answer is _LOST:
+        if self.answer == "lost":
             call()
             return
         self._leave = call
@@ -179,16 +161,16 @@ class Request:
         """
         while not self.over:
             if self._error is not None:
-                if self.answer is Answer.AWAITED:
+                if self.answer == "awaited":
                     raise self._error
                 break
-            if self._parts or self.body is Body.WHOLE:
+            if self._parts or self.body == "whole":
                 parts, self._parts = self._parts, []
                 self._held = 0
-                if self.body is Body.WHOLE:
-                    self.body = Body.READ
+                if self.body == "whole":
+                    self.body = "read"
                 data = parts[0] if len(parts) == 1 else b"".join(parts)
-                more = self.body is Body.COMING
+                more = self.body == "coming"
                 return {"type": "http.request", "body": data, "more_body": more}
             if self._expects:
                 self._expects = False
@@ -207,22 +189,22 @@ class Request:
         if message["type"] == "http.response.start":
             self._start(message)  # without waiting: a comment's head must not come after a body
             return
-        if client.write_paused and self.answer is not _LOST:
+        if client.write_paused and self.answer != "lost":
             await client.until_writable()
-        answer, head = self.answer, self._head
-        if answer is _LOST or head is None:
+        answer, head = self.answer, self._answer_head
+        if answer == "lost" or head is None:
             return
         body: bytes = message.get("body", b"")
         more: bool = message.get("more_body", False)
-        if more and answer is _STARTED and head.chunked:  # most of what is ever sent
+        if more and answer == "started" and head.chunked:  # most of what is ever sent
             if body:
                 client.write(b"%x\r\n%b\r\n" % (len(body), body))
             return
         parts: list[bytes] = []
-        if answer is Answer.AWAITED:
-            self.answer = _STARTED
+        if answer == "awaited":
+            self.answer = "started"
             parts = head.lines
-        if self.scope["method"] != "HEAD":
+        if self.head.method != "HEAD":
             if not head.chunked:
                 parts.append(body)
             elif body:
@@ -231,18 +213,19 @@ class Request:
                 parts.append(b"0\r\n\r\n")
         client.write(parts[0] if len(parts) == 1 else b"".join(parts))
         if not more:
-            self.answer = Answer.COMPLETE
+            self.answer = "complete"
             self._wake()
             client.end(self)
 
     def _start(self, message: Message) -> None:
         self._expects = False
         headers = (*self._client.default_headers, *message.get("headers", ()))
-        version: str = self.scope["http_version"]
-        self._head = response_head(message["status"], headers, version, self.keep_alive)
-        self.keep_alive = self._head.keep_alive
-        if self.scope["method"] == "HEAD":
-            self._head.chunked = False  # as it says, but nothing follows
+        self._answer_head = response_head(
+            message["status"], headers, self.head.version, self.keep_alive
+        )
+        self.keep_alive = self._answer_head.keep_alive
+        if self.head.method == "HEAD":
+            self._answer_head.chunked = False  # as it says, but nothing follows
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

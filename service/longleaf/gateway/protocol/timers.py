@@ -1,35 +1,9 @@
-"""What ends a connection that does nothing: deadlines, slow readers, clients that have left."""
+"""What ends a connection that does nothing: slow readers, clients that have left."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 
-
-class Deadline:
-    """At most one call, at the end of its time unless it is disarmed before."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def armed(self) -> bool:
-        """Whether a call is to come."""
-        return self._timer is not None
-
-    def arm(self, seconds: float, then: Callable[[], None]) -> None:
-        """Call ``then`` in ``seconds``; an earlier call is forgotten."""
-        self.disarm()
-        self._timer = self._loop.call_later(seconds, self._over, then)
-
-    def disarm(self) -> None:
-        """Call nothing."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _over(self, then: Callable[[], None]) -> None:
-        self._timer = None
-        then()
+from longleaf.gateway.deadline import Deadline
 
 
 class SlowReader:
@@ -46,7 +20,7 @@ class SlowReader:
 
     def stop(self) -> None:
         """It reads."""
-        self._deadline.disarm()
+        self._deadline.close()
 
     def _look_later(self, transport: asyncio.Transport) -> None:
         size = transport.get_write_buffer_size()
@@ -78,7 +52,7 @@ class Probes:
 
     def stop(self) -> None:
         """No more."""
-        self._deadline.disarm()
+        self._deadline.close()
 
     def _next(self, number: int) -> None:
         self.start(min(number + 1, len(self._pauses) - 1))
