@@ -87,9 +87,9 @@ class Demand:
         return self._run_together(replica, self.counted_prompts)
 
     def _run_together(self, replica: Replica, prompts: int) -> bool:
-        most, pool = replica.budget.max_sequences, replica.budget.capacity
         if self.sequences == 1:
             return True
+        most, pool = replica.budget.max_sequences, replica.budget.capacity
         if most is not None and self.sequences > most:
             return False
         return pool is None or prompts + self.completions <= pool
@@ -99,15 +99,15 @@ class Demand:
 
         ``assumed``: completion tokens of a request that names no limit and has no known default.
         """
-        budget = replica.budget
-        prompts = max(self.all_prompts or self.size, self.size)
+        budget, size = replica.budget, self.size
+        prompts = max(self.all_prompts or size, size)
         uncached = max(1, prompts - cached)
         completion = self.max_tokens or self.default_tokens
         if completion is None:
             capacity = budget.capacity
             completion = assumed if capacity is None else min(assumed, capacity // _ASSUMED_SHARE)
         tokens = uncached + self.sequences * (completion + budget.tree_nodes)
-        return Need(tokens, uncached, prompts * max(1, self.sequences), self.sequences)
+        return Need(tokens, uncached, prompts * self.sequences, self.sequences)
 
 
 def never_fits(demand: Demand, replicas: Sequence[Replica], param: str) -> NeverFitsError:

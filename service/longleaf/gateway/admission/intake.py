@@ -89,14 +89,16 @@ class Intake:
 
         Raises as ``enter`` where it would be refused at once.
         """
-        demand = await self._demand(prompt, exact=True)
+        demand = await self._counted(_bounded(prompt), prompt)
         self.limits.peek(key, charged_tokens(demand, self._assumed))
         return demand, self.admission.forecast(_ask(demand, prompt, key))
 
     async def _enter(self, prompt: Prompt, key: ApiKey | None) -> Ticket:
         self.limits.peek(key, 0)
+        demand = _bounded(prompt)
         by_tokens = key is not None and key.tokens_per_minute is not None
-        demand = await self._demand(prompt, exact=by_tokens)
+        if by_tokens or not self._surely_fits(demand, prompt):
+            demand = await self._counted(demand, prompt)
         charge = self.limits.charge(key, charged_tokens(demand, self._assumed))
         try:
             ask = _ask(demand, prompt, key)
@@ -117,23 +119,12 @@ class Intake:
             charge.settle(0)
             raise
 
-    async def _demand(self, prompt: Prompt, exact: bool) -> Demand:
-        """What ``prompt`` asks for, counted if its bound does not settle that it can be held."""
-        said = prompt.inspection
-        demand = Demand(
-            said.model,
-            None,
-            said.max_tokens,
-            bound=said.bound,
-            sequences=said.completions * said.prompts,
-            default_tokens=None if said.chat else _COMPLETION_TOKENS,
-            completion_field=said.completion_field,
-        )
-        serving = self._serving(said.model)
-        known = exact or prompt.count is not None or said.given_tokens is not None
-        if known or not all(map(demand.surely_fits, serving)):
-            return await self._counted(demand, prompt)
-        return demand
+    def _surely_fits(self, demand: Demand, prompt: Prompt) -> bool:
+        """Whether the bound settles that ``prompt``, whose count is not known, can be held."""
+        serving = self._serving(demand.model)
+        if prompt.count is not None or prompt.inspection.given_tokens is not None:
+            return False
+        return all(map(demand.surely_fits, serving))
 
     async def _counted(self, demand: Demand, prompt: Prompt) -> Demand:
         serving = self._serving(demand.model)
@@ -191,6 +182,20 @@ def reason(error: Exception) -> str:
             return error.reason
         case _:
             return "error"
+
+
+def _bounded(prompt: Prompt) -> Demand:
+    """What ``prompt`` asks for, as long as nobody has counted it."""
+    said = prompt.inspection
+    return Demand(
+        said.model,
+        None,
+        said.max_tokens,
+        bound=said.bound,
+        sequences=said.completions * said.prompts,
+        default_tokens=None if said.chat else _COMPLETION_TOKENS,
+        completion_field=said.completion_field,
+    )
 
 
 def _ask(demand: Demand, prompt: Prompt, key: ApiKey | None) -> Ask:

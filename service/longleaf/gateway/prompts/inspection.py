@@ -201,18 +201,18 @@ def _given_tokens(prompt: object) -> tuple[int | None, int | None, int]:
 
 
 def _plain(fields: Mapping[str, Any], chat: bool) -> bool:
-    unknown = fields.keys() - _NOT_IN_PROMPT
-    if unknown and any(fields[name] for name in unknown):
-        return False
+    for name, value in fields.items():
+        if value and name not in _NOT_IN_PROMPT:
+            return False
     return not chat or all(map(_plain_message, fields["messages"]))
 
 
 def _plain_message(message: Mapping[str, Any]) -> bool:
     if message.get("role") not in _PLAIN_ROLES:
         return False
-    unknown = message.keys() - _PLAIN_MESSAGE
-    if unknown and any(message[name] is not None for name in unknown):
-        return False
+    for name, value in message.items():
+        if value is not None and name not in _PLAIN_MESSAGE:
+            return False
     content = message.get("content")
     if isinstance(content, list):
         return all(part.get("type") == "text" and _is_text(part) for part in content)

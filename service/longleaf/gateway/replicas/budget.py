@@ -109,6 +109,10 @@ class ReplicaBudget:
         self._drain = DrainRate()
         self._drained_until = clock()
         self.steps = StepModel()
+        self.capacity: int | None = None
+        """Slots of the KV pool, as last reported."""
+        self.max_sequences: int | None = None
+        """Sequences that run together at most, as last reported."""
         self.kv_tokens = 0
         self.context_tokens = 0
         self.sequences = 0
@@ -124,20 +128,6 @@ class ReplicaBudget:
     def latest(self) -> LoadReport | None:
         """The latest report."""
         return self._report
-
-    @property
-    def capacity(self) -> int | None:
-        """Slots of the KV pool, as last reported."""
-        if self._report is not None and self._report.capacity_tokens is not None:
-            return self._report.capacity_tokens
-        return None if self._limits is None else self._limits.max_total_num_tokens
-
-    @property
-    def max_sequences(self) -> int | None:
-        """Sequences that run together at most, as last reported."""
-        if self._report is not None and self._report.max_running is not None:
-            return self._report.max_running
-        return None if self._limits is None else self._limits.max_running_requests
 
     @property
     def bytes_per_token(self) -> float | None:
@@ -223,6 +213,7 @@ class ReplicaBudget:
         """The replica told its limits (again)."""
         if limits != self._limits:
             self._limits, self._report = limits, None
+            self._note_sizes()
             self._held_before = frozenset()
             self._external_tokens = self._external_sequences = 0
 
@@ -233,6 +224,7 @@ class ReplicaBudget:
     def report(self, report: LoadReport, held_before: frozenset[Reservation]) -> None:
         """The replica reported. ``held_before``: what was held when it was asked."""
         earlier, self._report = self._report, report
+        self._note_sizes()
         settled, self._held_before = self._held_before, held_before
         ours = held_before | self._held  # what ended or began meanwhile: in the report or not
         tokens = sum(reservation.need.kv_tokens for reservation in ours)
@@ -265,6 +257,15 @@ class ReplicaBudget:
         self._pass_time()
         rate = self._drain.per_second()
         return None if rate is None else (waiting + 1) / rate[1]
+
+    def _note_sizes(self) -> None:
+        limits, report = self._limits, self._report
+        self.capacity = None if limits is None else limits.max_total_num_tokens
+        self.max_sequences = None if limits is None else limits.max_running_requests
+        if report is not None and report.capacity_tokens is not None:
+            self.capacity = report.capacity_tokens
+        if report is not None and report.max_running is not None:
+            self.max_sequences = report.max_running
 
     def _short(self, need: Need) -> bool:
         return need.prefill_tokens <= self._rules.short_prompt_tokens

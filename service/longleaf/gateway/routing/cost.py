@@ -11,6 +11,7 @@ those that have, and all for alike where none has.
 from collections.abc import Sequence
 
 from longleaf.gateway.admission.demand import Demand
+from longleaf.gateway.replicas.budget import ReplicaBudget
 from longleaf.gateway.replicas.replica import Replica
 from longleaf.gateway.replicas.step_model import StepModel
 
@@ -26,41 +27,34 @@ def expected_costs(
     replicas: Sequence[Replica], cached: Sequence[float], demand: Demand
 ) -> list[float]:
     """Seconds on each of ``replicas``, which have the shares ``cached`` of the prompt."""
-    rates = [replica.budget.steps.prefill_rate for replica in replicas]
+    budgets = [replica.budget for replica in replicas]
+    rates = [budget.steps.prefill_rate for budget in budgets]
     known = [rate for rate in rates if rate is not None]
     usual = sum(known) / len(known) if known else _PREFILL_RATE
-    models = [one.budget.steps for one in replicas if one.budget.steps.observations]
-    return [
-        _cost(replica, share, demand, rate or usual, models)
-        for replica, share, rate in zip(replicas, cached, rates, strict=True)
-    ]
-
-
-def prefill_tokens(replica: Replica, cached: float, demand: Demand) -> float:
-    """Prompt tokens to compute on ``replica`` until the request has its first token."""
-    return replica.budget.prefill_tokens + _prompt_tokens(demand) * (1.0 - cached)
-
-
-def _prompt_tokens(demand: Demand) -> float:
-    return demand.size if demand.prompt_tokens is not None else demand.size * _TOKENS_PER_BYTE
-
-
-def _cost(
-    replica: Replica,
-    cached: float,
-    demand: Demand,
-    rate: float,
-    models: Sequence[StepModel],
-) -> float:
-    budget = replica.budget
-    asked = [budget.steps] if budget.steps.observations else models
-    prompt = _prompt_tokens(demand)
-    prefill = prefill_tokens(replica, cached, demand) / rate
+    models = [budget.steps for budget in budgets if budget.steps.observations]
+    prompt = prompt_tokens(demand)
     tokens = min(demand.max_tokens or _EXPECTED_TOKENS, _EXPECTED_TOKENS)
-    context, batch, more = budget.context, budget.batch, demand.sequences
-    after = _token_seconds(asked, context + prompt * more, batch + more)
-    slowed = max(0.0, after - _token_seconds(asked, context, batch)) if batch else 0.0
-    return prefill + tokens * (after + batch * slowed)
+    costs = []
+    for budget, share, rate in zip(budgets, cached, rates, strict=True):
+        asked = [budget.steps] if budget.steps.observations else models
+        prefill = prefill_tokens(budget, share, prompt) / (rate or usual)
+        context, batch, more = budget.context, budget.batch, demand.sequences
+        after = _token_seconds(asked, context + prompt * more, batch + more)
+        slowed = max(0.0, after - _token_seconds(asked, context, batch)) if batch else 0.0
+        costs.append(prefill + tokens * (after + batch * slowed))
+    return costs
+
+
+def prefill_tokens(budget: ReplicaBudget, cached: float, prompt: float) -> float:
+    """Prompt tokens to compute on a replica until a request has its first token: it has the share
+    ``cached`` of the request's ``prompt``.
+    """
+    return budget.prefill_tokens + prompt * (1.0 - cached)
+
+
+def prompt_tokens(demand: Demand) -> float:
+    """Tokens of a request's prompt, or about so many where nobody counted them."""
+    return demand.size if demand.prompt_tokens is not None else demand.size * _TOKENS_PER_BYTE
 
 
 def _token_seconds(models: Sequence[StepModel], context: float, batch: float) -> float:

@@ -8,7 +8,7 @@ from typing import Protocol
 from longleaf.gateway.admission.demand import Demand
 from longleaf.gateway.config import RoutingPolicyName
 from longleaf.gateway.replicas.replica import Replica
-from longleaf.gateway.routing.cost import expected_costs, prefill_tokens
+from longleaf.gateway.routing.cost import expected_costs, prefill_tokens, prompt_tokens
 from longleaf.gateway.routing.prefix import PrefixIndex
 
 _EQUAL = 1.02
@@ -109,9 +109,11 @@ class ExpectedCost:
         return equals[0] if many else self._turns.pick(equals)
 
     def _least_ahead(self, candidates: Sequence[Replica], demand: Demand) -> Sequence[Replica]:
+        prompt = prompt_tokens(demand)
+
         def ahead(one: Replica) -> tuple[float, int]:
             share = self._index.share(one, demand.prefix)
-            return prefill_tokens(one, share, demand), one.budget.batch
+            return prefill_tokens(one.budget, share, prompt), one.budget.batch
 
         return heapq.nsmallest(_COMPARED, candidates, ahead)
 
