@@ -155,7 +155,7 @@ async def test_an_exchange_leaves_no_count_behind(behaviour: Behaviour) -> None:
         replica = Replica(faulty.url, client, metrics, 3, 2, ReplicaBudget(Rules(1, 1)))
         with contextlib.suppress(ReplicaError):
             deadline = asyncio.get_running_loop().time() + 0.3
-            async with Exchange(replica, "0" * 32, deadline, 0.3) as exchange:
+            with Exchange(replica, "0" * 32, deadline, 0.3) as exchange:
                 assert (replica.in_flight, replica.waiting) == (1, 1)
                 await exchange.begin(CHAT, (b'{"stream": true}',), [])
                 assert (replica.in_flight, replica.waiting) == (1, 0)

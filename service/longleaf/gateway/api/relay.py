@@ -248,7 +248,7 @@ class RelayResponse(Response):
         sent = self._sent_at = self._loop.time()
         idle = self._relay.config.idle_timeout
         tail = Tail()
-        async with Exchange(replica, call.record.rid, self._deadline, idle) as exchange:
+        with Exchange(replica, call.record.rid, self._deadline, idle) as exchange:
             head = await exchange.begin(call.path, body, call.headers)
             if head.error is not None:
                 replica.count_error("refused")

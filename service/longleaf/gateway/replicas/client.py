@@ -5,6 +5,7 @@ One set of connections a replica, so that a hung replica can hold nobody else's.
 
 import asyncio
 import json
+import math
 import ssl
 from collections.abc import Iterable
 from typing import Any
@@ -51,6 +52,7 @@ class ReplicaClient:
         if api_key is not None:
             fixed.append((b"authorization", f"Bearer {api_key}".encode()))
         self._fixed = _lines(fixed)
+        self._loop = asyncio.get_running_loop()
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
         self._sweep: asyncio.TimerHandle | None = None
@@ -69,7 +71,7 @@ class ReplicaClient:
         anything else might have been begun.
         """
         while True:
-            connection = await self.take()
+            connection = self.kept() or await self.connect()
             try:
                 await self.ask(connection, method, path, headers, body)
             except ReplicaError as error:
@@ -83,21 +85,16 @@ class ReplicaClient:
             else:
                 return connection
 
-    async def take(self, deadline: float | None = None) -> Connection:
-        """A connection for one exchange, kept or new; ``end`` takes it back.
-
-        ``deadline``: loop time at which to give up connecting, if that comes first.
-        """
-        loop = asyncio.get_running_loop()
-        oldest = loop.time() - _KEEPALIVE_SECONDS
+    def kept(self) -> Connection | None:
+        """A kept connection for one exchange, if there is one; ``end`` takes it back."""
+        oldest = self._loop.time() - _KEEPALIVE_SECONDS
         while self._idle:
             connection = self._idle.pop()
             if not connection.lost and connection.idle_since >= oldest:
                 return connection
             self._open.discard(connection)
             connection.close()
-        limit = loop.time() + self._connect_timeout
-        return await self._connect(limit if deadline is None else min(limit, deadline))
+        return None
 
     async def ask(
         self,
@@ -113,7 +110,6 @@ class ReplicaClient:
         line = b"%b %b%b HTTP/1.1\r\n" % (method.encode(), self._prefix, path.encode())
         head = b"".join((line, self._fixed, _lines(headers), length, b"\r\n"))
         await connection.ask(head, body, size)
-        await connection.read_head()
 
     def end(self, connection: Connection) -> None:
         """The exchange is over: keep the connection if that is possible."""
@@ -121,11 +117,10 @@ class ReplicaClient:
             self._open.discard(connection)
             connection.close()
             return
-        connection.idle_since = asyncio.get_running_loop().time()
+        connection.idle_since = self._loop.time()
         self._idle.append(connection)
         if self._sweep is None:
-            loop = asyncio.get_running_loop()
-            self._sweep = loop.call_later(_KEEPALIVE_SECONDS, self._drop_old)
+            self._sweep = self._loop.call_later(_KEEPALIVE_SECONDS, self._drop_old)
 
     async def fetch(
         self,
@@ -181,16 +176,19 @@ class ReplicaClient:
         self._idle.clear()
         await asyncio.sleep(0)  # the event loop closes the sockets on its next turn
 
-    async def _connect(self, deadline: float) -> Connection:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+    async def connect(self, deadline: float = math.inf) -> Connection:
+        """A new connection for one exchange; ``end`` takes it back.
+
+        ``deadline``: loop time at which to give up, if that comes first.
+        """
+        began = self._loop.time()
         try:
-            async with asyncio.timeout_at(deadline):
-                _, connection = await loop.create_connection(
+            async with asyncio.timeout_at(min(began + self._connect_timeout, deadline)):
+                _, connection = await self._loop.create_connection(
                     lambda: Connection(self.url), self._host, self._port, ssl=self._tls
                 )
         except TimeoutError as error:
-            message = f"cannot connect to {self.url} in {loop.time() - began:.3g} s"
+            message = f"cannot connect to {self.url} in {self._loop.time() - began:.3g} s"
             raise ReplicaError("connect", message) from error
         except (OSError, ssl.SSLError) as error:
             raise ReplicaError("connect", f"cannot connect to {self.url}: {error}") from error
@@ -198,14 +196,15 @@ class ReplicaClient:
         return connection
 
     def _drop_old(self) -> None:
-        loop = asyncio.get_running_loop()
-        oldest = loop.time() - _KEEPALIVE_SECONDS
+        oldest = self._loop.time() - _KEEPALIVE_SECONDS
         old = [one for one in self._idle if one.lost or one.idle_since <= oldest]
         for connection in old:
             self._open.discard(connection)
             connection.close()
         self._idle = [one for one in self._idle if one not in old]
-        self._sweep = loop.call_later(_KEEPALIVE_SECONDS, self._drop_old) if self._idle else None
+        self._sweep = None
+        if self._idle:
+            self._sweep = self._loop.call_later(_KEEPALIVE_SECONDS, self._drop_old)
 
 
 def _lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

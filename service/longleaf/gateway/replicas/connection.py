@@ -10,6 +10,8 @@ from typing import Literal, cast
 
 import httptools
 
+from longleaf.gateway.deadline import Deadline
+
 FailureKind = Literal[
     "connect",
     "disconnected",
@@ -33,6 +35,7 @@ _PIECE_BYTES = 16 * 1024
 """Unread bytes above which the replica is made to wait (back-pressure)."""
 _HEAD_BYTES = 256 * 1024
 _BODILESS = frozenset({204, 304})
+_FRAMING = frozenset({b"content-length", b"transfer-encoding"})
 
 
 class ReplicaError(Exception):
@@ -44,7 +47,7 @@ class ReplicaError(Exception):
 
 
 class Connection(asyncio.Protocol):
-    """Made by ``loop.create_connection``. Use: ``ask``, ``read_head``, ``read`` until ``b""``.
+    """Made by ``loop.create_connection``. Use: ``ask``, ``read`` until ``b""``, or until ``over``.
 
     After that ``reusable`` tells whether another exchange may follow. ``close`` ends it at once.
     """
@@ -60,8 +63,12 @@ class Connection(asyncio.Protocol):
         """Whether an earlier exchange ran on it."""
         self.idle_since = 0.0
         self._loop = asyncio.get_running_loop()
+        self.deadline = Deadline(self._loop)
+        """For whoever has an exchange on it."""
         self._transport: asyncio.Transport | None = None
-        self._parser: httptools.HttpResponseParser | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._asked = False
+        """Whether there has been an exchange."""
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
         self._held: list[bytes] = []
@@ -93,10 +100,16 @@ class Connection(asyncio.Protocol):
         ended = self._ended and self._framed and not self._sending and self._error is None
         return ended and self._kept and not self.lost
 
+    @property
+    def over(self) -> bool:
+        """Whether all of the answer was read."""
+        return self._ended and not self._held
+
     async def ask(self, head: bytes, body: Body, size: int) -> None:
-        """Send a request, its body ``size`` bytes. Returns once it is on its way, or answered."""
-        self.reused = self._parser is not None
-        self._parser = httptools.HttpResponseParser(self)
+        """Send a request, its body ``size`` bytes; returns when the answer's ``status`` and
+        ``headers`` are there. ``ReplicaError``.
+        """
+        self.reused, self._asked = self._asked, True
         self.status, self.headers = 0, []
         self._head_done = self._ended = self._framed = False
         self._head_bytes = self._held_bytes = 0
@@ -105,24 +118,25 @@ class Connection(asyncio.Protocol):
             raise self._error or self._disconnected(None)
         if size <= _WRITE_BYTES:
             self._transport.write(b"".join((head, *body)))
-            return
+        else:
+            await self._send(self._transport, head, body)
+        while not self._head_done:
+            if self._error is not None:
+                raise self._error
+            await self._until_something()
+
+    async def _send(self, transport: asyncio.Transport, head: bytes, body: Body) -> None:
+        """Send a long request in parts, until it is on its way, or answered."""
         self._sending = True
-        self._transport.write(head)
+        transport.write(head)
         for part in body:
             whole = memoryview(part)
             for start in range(0, len(whole), _WRITE_BYTES):
                 await self._until_writable()
                 if self._head_done or self._error is not None:
                     return
-                self._transport.write(whole[start : start + _WRITE_BYTES])
+                transport.write(whole[start : start + _WRITE_BYTES])
         self._sending = False
-
-    async def read_head(self) -> None:
-        """Return when ``status`` and ``headers`` are there. ``ReplicaError``."""
-        while not self._head_done:
-            if self._error is not None:
-                raise self._error
-            await self._until_something()
 
     async def read(self) -> bytes:
         """What has come of the body, as soon as there is any; ``b""`` at its end.
@@ -175,6 +189,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Called by the event loop."""
         self._transport = None
+        self.deadline.close()
         if self._head_done and not self._framed and error is None:
             self._ended = True
         elif not self._ended and self._error is None:
@@ -183,7 +198,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
-        if self._parser is None or self._ended:  # nobody asked
+        if not self._asked or self._ended:
             self.close()
             return
         try:
@@ -212,19 +227,20 @@ class Connection(asyncio.Protocol):
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > _HEAD_BYTES:
             raise ValueError("headers without end")
-        self.headers.append((name.lower(), value))
+        name = name.lower()
+        if name in _FRAMING:
+            self._framed = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """Called by the parser."""
-        assert self._parser is not None
         status = self._parser.get_status_code()
         if status < 200:  # "go on", "wait": the answer is yet to come
-            self.headers = []
+            self.headers, self._framed = [], False
             return
         self.status, self._head_done = status, True
-        self._framed = status in _BODILESS or any(
-            name in {b"content-length", b"transfer-encoding"} for name, _ in self.headers
-        )
+        if status in _BODILESS:
+            self._framed = True
 
     def on_body(self, body: bytes) -> None:
         """Called by the parser."""
@@ -233,7 +249,6 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Called by the parser."""
-        assert self._parser is not None
         if self._head_done:
             self._ended = True
             self._kept = self._parser.should_keep_alive()

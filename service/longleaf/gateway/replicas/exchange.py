@@ -28,7 +28,7 @@ class Head:
 
 
 class Exchange:
-    """Async context manager: leaving it ends the upstream answer, whatever happened.
+    """Context manager: leaving it ends the upstream answer, whatever happened.
 
     An answer that was not read to its end is aborted on the replica, which stops within a step.
     Times in seconds: ``deadline`` is the loop time by which the first event must have come,
@@ -42,7 +42,7 @@ class Exchange:
         self._idle_timeout = idle_timeout
         self._loop = asyncio.get_running_loop()
         self._connection: Connection | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._began = self._loop.time()
         self._given_up: ReplicaError | None = None
         self._held = b""
         self._latest = b""
@@ -62,20 +62,19 @@ class Exchange:
         """Loop time at which the latest piece was asked for."""
         return self._asked
 
-    async def __aenter__(self) -> "Exchange":
+    def __enter__(self) -> "Exchange":
         self._replica.enter(self)
         return self
 
-    async def __aexit__(
+    def __exit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
         self._replica.leave(self)
-        if self._timer is not None:
-            self._timer.cancel()
         if self._connection is not None:
+            self._connection.deadline.disarm()
             self._replica.client.end(self._connection)
         if self._sent and not self._complete:
             self._replica.abort(self._rid, self._started)
@@ -94,19 +93,14 @@ class Exchange:
     async def begin(self, path: str, body: Body, headers: Iterable[tuple[bytes, bytes]]) -> Head:
         """Send the request and wait for the first event (or the whole body, if it is no stream)."""
         client = self._replica.client
-        self._timer = self._loop.call_at(self._deadline, self._too_late, self._loop.time())
-        try:
-            connection = self._connection = await client.take(self._deadline)
-        except ReplicaError as failure:
-            raise self._given_up or failure from None
-        if self._given_up is not None:
-            raise self._given_up
+        connection = self._connection = client.kept() or await self._connect()
+        connection.deadline.arm_at(self._deadline, self._too_late)
         self._sent = True
         await client.ask(connection, "POST", path, headers, body)
-        kinds = [value for name, value in connection.headers if name == b"content-type"]
-        streaming = connection.status == 200 and b"".join(kinds).startswith(b"text/event-stream")
-        first = await (self._first_event() if streaming else self._whole_body())
-        self._timer.cancel()
+        kind = dict(connection.headers).get(b"content-type", b"")
+        streaming = connection.status == 200 and kind.startswith(b"text/event-stream")
+        first = await (self._first_event() if streaming else self._whole_body(connection))
+        connection.deadline.disarm()
         if not 200 <= connection.status < 300 and connection.status < 400:
             message = f"{self._replica.url} answered with status {connection.status}"
             raise ReplicaError("bad_answer", message)
@@ -144,8 +138,21 @@ class Exchange:
                 self._latest = piece
                 return piece
 
-    def _too_late(self, began: float) -> None:
-        message = f"{self._replica.url} sent nothing for {self._loop.time() - began:.3g} s"
+    async def _connect(self) -> Connection:
+        """A new connection, unless the request is given up meanwhile."""
+        try:
+            connection = await self._replica.client.connect(self._deadline)
+        except ReplicaError as failure:
+            if self._loop.time() >= self._deadline:
+                self._too_late()
+            raise self._given_up or failure from None
+        self._connection = connection
+        if self._given_up is not None:
+            raise self._given_up
+        return connection
+
+    def _too_late(self) -> None:
+        message = f"{self._replica.url} sent nothing for {self._loop.time() - self._began:.3g} s"
         self.give_up(ReplicaError("first_byte_timeout", message))
 
     def _watch_silence(self) -> None:
@@ -161,7 +168,7 @@ class Exchange:
             connection.fail(ReplicaError("idle_timeout", message))
             return
         due = due if due > now else now + self._idle_timeout
-        self._timer = self._loop.call_at(due, self._watch_silence)
+        connection.deadline.arm_at(due, self._watch_silence)
 
     async def _first_event(self) -> bytes:
         assert self._connection is not None
@@ -174,11 +181,10 @@ class Exchange:
             if _has_data(collected) or len(collected) > _MAX_HELD_BYTES:
                 return collected
 
-    async def _whole_body(self) -> bytes:
-        assert self._connection is not None
+    async def _whole_body(self, connection: Connection) -> bytes:
         parts = []
-        while chunk := await self._connection.read():
-            parts.append(chunk)
+        while not connection.over:
+            parts.append(await connection.read())
         self._complete = self._done = True
         return b"".join(parts)
 
