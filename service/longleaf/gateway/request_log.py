@@ -4,7 +4,6 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TextIO
 
 from pydantic_core import to_json
@@ -64,7 +63,7 @@ class RequestRecord:
         level = logging.DEBUG if self.route in {"livez", "readyz"} else logging.INFO
         if not logger.isEnabledFor(level):
             return
-        first = None if self.first_byte is None else round(self.first_byte - self.started, 6)
+        first = None if self.first_byte is None else self.first_byte - self.started
         fields: dict[str, object] = {
             "rid": self.rid,
             "request_id": self.request_id,
@@ -72,8 +71,8 @@ class RequestRecord:
             "route": self.route,
             "status": self.status,
             "reason": self.reason,
-            "seconds": round(ended - self.started, 6),
-            "first_byte_seconds": first,
+            "seconds": _rounded(ended - self.started),
+            "first_byte_seconds": _rounded(first),
             "stream": self.stream,
             "model": self.model,
             "body_bytes": self.body_bytes,
@@ -91,7 +90,7 @@ class RequestRecord:
 
 
 def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 6)
+    return None if seconds is None else round(seconds * 1e6) / 1e6
 
 
 class _RequestLine(logging.LogRecord):
@@ -101,7 +100,7 @@ class _RequestLine(logging.LogRecord):
 
     def __init__(self, level: int, fields: dict[str, object]) -> None:
         now = time.time()
-        self.__dict__.update(_LINE, created=now, msecs=now % 1 * 1e3, fields=fields)
+        self.__dict__ = {**_LINE, "created": now, "msecs": now % 1 * 1e3, "fields": fields}
         if level != logging.INFO:
             self.levelno, self.levelname = level, logging.getLevelName(level)
 
@@ -112,10 +111,14 @@ _LINE = vars(logging.LogRecord(logger.name, logging.INFO, __file__, 0, "request"
 class JsonFormatter(logging.Formatter):
     """Formats every record as one JSON object a line, with the record's ``fields`` beside it."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._second, self._date = 0, ""
+
     def format(self, record: logging.LogRecord) -> str:
         """The record as JSON: time (UTC, ISO 8601), level, logger, message, fields, exception."""
         line: dict[str, object] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "time": self._time(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -126,6 +129,14 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return to_json(line, fallback=str).decode()
+
+    def _time(self, created: float) -> str:
+        """A line's time; the date is written once for all lines of a second."""
+        second = int(created)
+        if second != self._second:
+            self._date = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+            self._second = second
+        return f"{self._date}.{int((created - second) * 1e3):03d}+00:00"
 
 
 class LineHandler(logging.StreamHandler[TextIO]):

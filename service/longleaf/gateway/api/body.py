@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
@@ -10,54 +9,46 @@ from starlette.types import Receive, Scope
 from longleaf.gateway.api import client
 from longleaf.gateway.api.errors import body_stalled, body_too_large, body_too_slow
 from longleaf.gateway.api.reception import FREE_BYTES, Place
+from longleaf.gateway.config import GatewayConfig
 
 _COPIED_BYTES = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class BodyLimits:
-    """What a client may take to send a body."""
-
-    size: int
-    """Bytes."""
-    silence: float
-    """Seconds between two parts."""
-    rate: int
-    """Bytes a second, on the whole, once ``silence`` seconds are over."""
-
-
-async def read_body(scope: Scope, receive: Receive, limits: BodyLimits, place: Place) -> bytes:
+async def read_body(scope: Scope, receive: Receive, config: GatewayConfig, place: Place) -> bytes:
     """The body; stops reading (413) as soon as it is too large.
 
     408 for one that stalls or comes too slowly: nobody may hold up a drain by sending little.
     ``ReceptionFullError`` for a long one that gets no ``place``.
     """
-    limit = limits.size
+    limit = config.max_body_bytes
+    here: client.Client = scope[client.KEY]
+    whole = here.whole_body()
+    if whole is not None:
+        if len(whole) > limit:
+            raise body_too_large(limit)
+        if len(whole) > FREE_BYTES:
+            await place.take(len(whole))
+        return whole
     declared = b"".join([value for name, value in scope["headers"] if name == b"content-length"])
     if declared.isdigit() and int(declared) > limit:
         raise body_too_large(limit)
     if declared.isdigit() and int(declared) > FREE_BYTES:
         await place.take(int(declared))
-    here: client.Client = scope[client.KEY]
-    whole = here.whole_body()
-    if whole is not None and len(whole) <= limit:
-        return whole
-    if whole is not None:
-        raise body_too_large(limit)
     chunks: list[bytes] = []
     size = 0
+    silence, rate = config.body_timeout, config.min_body_rate
     loop = asyncio.get_running_loop()
     began = loop.time()
     while True:
-        stalled = loop.time() + limits.silence
-        slow = began + limits.silence + size / limits.rate
+        stalled = loop.time() + silence
+        slow = began + silence + size / rate
         try:
             async with asyncio.timeout_at(min(stalled, slow)):
                 message = await receive()
         except TimeoutError:
             if stalled <= slow:
-                raise body_stalled(limits.silence) from None
-            raise body_too_slow(limits.rate) from None
+                raise body_stalled(silence) from None
+            raise body_too_slow(rate) from None
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         chunk = message.get("body", b"")

@@ -21,9 +21,11 @@ _DONE = b"data: [DONE]"
 _LAST_PIECES = 4
 LAST_BYTES = 64 * 1024
 """Of one piece: its end is enough."""
-_NUMBERS = re.compile(
-    rb'"(prompt_tokens|completion_tokens|spec_accept_length|spec_verify_ct)": ?(\d{1,9}(?:\.\d+)?)'
-)
+_FIGURES: Mapping[str, bytes] = {
+    name: b'"%b":' % name.encode()
+    for name in ("prompt_tokens", "completion_tokens", "spec_accept_length", "spec_verify_ct")
+}
+_NUMBER = re.compile(rb" ?(\d{1,9}(?:\.\d+)?)")
 
 
 def wanted(headers: Iterable[tuple[bytes, bytes]]) -> bool:
@@ -33,7 +35,7 @@ def wanted(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 
 class Tail:
-    """The last pieces of an answer: usage and acceptance figures stand there.
+    """The last pieces of a stream: usage and acceptance figures stand there.
 
     Nothing of an answer is parsed while it runs.
     """
@@ -45,11 +47,19 @@ class Tail:
         """
 
     def numbers(self) -> dict[str, float]:
-        """The last value of each figure that was told."""
-        end = b"".join(self._pieces)
-        if b'_tokens"' not in end and b'"spec_' not in end:
-            return {}
-        return {name.decode(): float(value) for name, value in _NUMBERS.findall(end)}
+        """What it tells, as ``numbers``."""
+        return numbers(b"".join(self._pieces))
+
+
+def numbers(end: bytes) -> dict[str, float]:
+    """The last value of each figure that the ``end`` of an answer tells."""
+    found = {}
+    for name, key in _FIGURES.items():
+        at = end.rfind(key)
+        number = _NUMBER.match(end, at + len(key)) if at >= 0 else None
+        if number is not None:
+            found[name] = float(number[1])
+    return found
 
 
 def details(record: RequestRecord, numbers: Mapping[str, float]) -> dict[str, Any]:

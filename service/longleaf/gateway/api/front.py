@@ -4,7 +4,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from functools import cache
 from types import MappingProxyType
 
@@ -53,8 +53,10 @@ class Front:
         """What answers a POST to a path without the framework."""
         self._keys = keys
         self._drain = drain
+        self._in_flight = metrics.in_flight
+        self._running: dict[str, int] = {}
+        """Requests by route."""
         # A series is looked up by its labels once, not at every request.
-        self._in_flight = cache(metrics.in_flight.labels)
         self._requests = cache(metrics.requests.labels)
         self._request_seconds = cache(metrics.request_seconds.labels)
         self._first_byte_seconds = cache(metrics.first_byte_seconds.labels)
@@ -71,10 +73,9 @@ class Front:
         scope["longleaf.record"] = record
         tracing = self._tracing if record.route in _WORK else None
         span = None if tracing is None else tracing.begin(scope, record)
-        answer = _Answer(record, send)
+        answer = _Answer(record, send).send
         scope["longleaf.send"] = answer
-        in_flight = self._in_flight(record.route)
-        in_flight.inc()
+        self._begin(record.route)
         try:
             refusal = self._refusal(scope, record.route)
             if refusal is not None:
@@ -93,7 +94,7 @@ class Front:
             if not record.status:
                 await ErrorResponse(errors.internal_error())(scope, receive, answer)
         finally:
-            in_flight.dec()
+            self._running[record.route] -= 1
             self._finish(record)
             if tracing is not None and span is not None:
                 tracing.end(span, record)
@@ -117,6 +118,13 @@ class Front:
             refusal.headers = {**refusal.headers, "connection": "close"}
             return refusal
         return None
+
+    def _begin(self, route: str) -> None:
+        running = self._running
+        if route not in running:
+            running[route] = 0
+            self._in_flight.labels(route).set_function(lambda: running[route])
+        running[route] += 1
 
     def _finish(self, record: RequestRecord) -> None:
         ended = time.perf_counter()
@@ -148,7 +156,8 @@ class _Answer:
         self._record = record
         self._send = send
 
-    async def __call__(self, message: Message) -> None:
+    def send(self, message: Message) -> Awaitable[None]:
+        """ASGI's."""
         record = self._record
         if message["type"] == "http.response.body":
             body = message.get("body")
@@ -159,8 +168,8 @@ class _Answer:
         elif message["type"] == "http.response.start":
             record.status = message["status"]
             identity = (b"x-request-id", record.request_id.encode())
-            message = {**message, "headers": [*message.get("headers", ()), identity]}
-        await self._send(message)
+            message["headers"] = [*message.get("headers", ()), identity]
+        return self._send(message)
 
 
 def _record(scope: Scope) -> RequestRecord:

@@ -6,6 +6,7 @@ of status 200. Until then another replica may be tried and the client sees nothi
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from starlette.responses import Response
@@ -23,6 +24,7 @@ from longleaf.gateway.api.details import (
     SPEC_FIELD,
     Tail,
     details,
+    numbers,
     with_chunk,
     with_field,
 )
@@ -247,7 +249,6 @@ class RelayResponse(Response):
         call, replica = self._call, ticket.grant.replica
         sent = self._sent_at = self._loop.time()
         idle = self._relay.config.idle_timeout
-        tail = Tail()
         with Exchange(replica, call.record.rid, self._deadline, idle) as exchange:
             head = await exchange.begin(call.path, body, call.headers)
             if head.error is not None:
@@ -256,14 +257,15 @@ class RelayResponse(Response):
             self._begun = True
             ticket.grant.reservation.prefilled()
             call.record.note_first_event(self._loop.time() - sent)
-            tail.add(head.first[-LAST_BYTES:])
             if not head.streaming:
-                await self._send_whole(head, ticket, tail)
+                await self._send_whole(head, ticket)
                 return
+            tail = Tail()
+            tail.add(head.first[-LAST_BYTES:])
             try:
                 await self._send_stream(head, exchange, tail)
             finally:
-                self._note_usage(ticket, tail)
+                self._note_usage(ticket, tail.numbers())
 
     async def _send_stream(self, head: Head, exchange: Exchange, tail: Tail) -> None:
         send, comments, call, usage = self._send, self._comments, self._call, self._usage
@@ -284,11 +286,12 @@ class RelayResponse(Response):
                 tail.add(piece if len(piece) <= LAST_BYTES else piece[-LAST_BYTES:])
         await send({"type": "http.response.body", "body": b""})
 
-    async def _send_whole(self, head: Head, ticket: Ticket, tail: Tail) -> None:
-        numbers = self._note_usage(ticket, tail)
+    async def _send_whole(self, head: Head, ticket: Ticket) -> None:
         body = head.first
+        told = numbers(body[-LAST_BYTES:])
+        self._note_usage(ticket, told)
         if self._call.details:
-            body = with_field(body, details(self._call.record, numbers))
+            body = with_field(body, details(self._call.record, told))
         if self._call.prompt.inspection.stream:
             raise errors.bad_upstream_answer("The replica gave no stream.")
         self._committed = True
@@ -297,12 +300,11 @@ class RelayResponse(Response):
         await self._send({"type": "http.response.start", "status": head.status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body})
 
-    def _note_usage(self, ticket: Ticket, tail: Tail) -> dict[str, float]:
+    def _note_usage(self, ticket: Ticket, told: Mapping[str, float]) -> None:
         """Settle what the key was charged: by the usage that the answer tells, or else by what of a
         stream has passed.
         """
-        numbers = tail.numbers()
-        prompt, completion = numbers.get("prompt_tokens"), numbers.get("completion_tokens")
+        prompt, completion = told.get("prompt_tokens"), told.get("completion_tokens")
         if prompt is not None and completion is not None:
             record = self._call.record
             record.prompt_tokens, record.completion_tokens = int(prompt), int(completion)
@@ -310,7 +312,6 @@ class RelayResponse(Response):
         elif self._usage is not None:
             commit_len = ticket.grant.replica.budget.steps.commit_len
             ticket.charge.settle(taken_at_most(ticket, self._usage.estimate(commit_len)))
-        return numbers
 
 
 async def _nowhere(_: object) -> None:

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from longleaf.gateway.api import errors
 from longleaf.gateway.api.admission import AdmissionAnswer, dry_answer
 from longleaf.gateway.api.answers import ErrorResponse, headers_upstream
-from longleaf.gateway.api.body import BodyLimits, read_body
+from longleaf.gateway.api.body import read_body
 from longleaf.gateway.api.details import wanted
 from longleaf.gateway.api.reception import Place, ReceptionFullError
 from longleaf.gateway.api.refusals import REFUSALS, refusal
@@ -101,10 +101,9 @@ class Generate:
 async def _read(relay: Relay, route: Route, scope: Scope, receive: Receive) -> Prompt:
     record: RequestRecord = scope["longleaf.record"]
     config = relay.config
-    limits = BodyLimits(config.max_body_bytes, config.body_timeout, config.min_body_rate)
     place = Place(relay.reception)
     try:
-        text = await read_body(scope, receive, limits, place)
+        text = await read_body(scope, receive, config, place)
         record.body_bytes = len(text)
         prompt = await relay.intake.reader.read(text, route)
     except ReceptionFullError:

@@ -262,9 +262,8 @@ class HttpProtocol(asyncio.Protocol):
         self._current = request
         if self._input == "ended":
             self._probes.start()
-        task = self.loop.create_task(self._answer(request))
-        self._state.tasks.add(task)
-        task.add_done_callback(self._state.tasks.discard)
+        request.task = self.loop.create_task(self._answer(request))
+        self._state.tasks.add(request.task)
 
     def _scope(self, request: Request) -> Scope:
         head = request.head
@@ -291,6 +290,8 @@ class HttpProtocol(asyncio.Protocol):
             await self._app(self._scope(request), request.receive, request.send)
         except Exception:
             logger.exception("the application failed")
+        finally:
+            self._state.tasks.discard(request.task)
         if request.answer != "complete":  # nothing more will come of it
             request.lose()
             self._current = None

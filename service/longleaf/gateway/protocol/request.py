@@ -72,7 +72,11 @@ class Request:
         "body",
         "head",
         "keep_alive",
+        "task",
     )
+
+    task: "asyncio.Task[None]"
+    """What answers it, once its turn has come."""
 
     def __init__(self, client: Client, head: RequestHead) -> None:
         self.head = head
