@@ -6,43 +6,31 @@ prompts are simulated from the recorded curve of an H200, at a speed that lets t
 Times of simulated fleets are given in the curve's seconds.
 """
 
-import itertools
 import json
 import statistics
 import subprocess
 import tempfile
 import threading
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from longleaf.capacity.model import Model
-from longleaf.capacity.traffic import normalized, parse_kind
 from longleaf.metrics import context_bucket
-from longleaf.simulate.commits import load_commits
-from longleaf.simulate.curve import load_curve
 from longleaf_load.records import Record, read_records
-from longleaf_load.slo import Slo, parse_slo
+from longleaf_load.slo import parse_slo
 from ops.bench.gateway_peers import ROOT, TOKENIZER, cpu_seconds, resident_bytes
 from ops.bench.leftovers import unwind_on_sigterm
+from ops.bench.load_fleets import FLEETS, capacity, steady_work
 from ops.bench.load_stack import GATEWAY_URL, Stack, core_apart, load, record_curve, running
 from ops.bench.results import RESULTS_DIR, Row, format_table, write_results
 
 PLANS = ROOT / "loadtest" / "plans"
 AIPERF = ROOT / ".venv-clients" / "bin" / "aiperf"
-FLEETS = {1: 4.0, 8: 2.0, 64: 0.5}
-"""Replicas, and the speed at which they are simulated: a promise in whole seconds says little
-where a second is many of the curve's."""
-_PHASES_LONGER = 2.0
-"""A full queue takes the 64 replicas 25 of the curve's seconds to fill at twice their capacity."""
 _QUEUE_PER_REPLICA = 10
 _SLO_SECONDS, _SLO_SECONDS_PER_1K, _SLO_TPOT = 60.0, 0.25, 0.5
-_MIX = ((0.5, "2k"), (0.3, "16k"), (0.14, "64k"), (0.06, "185k"))
-_SEQUENCES, _POOL = 8, 218_000
 _EMBEDDED = ("embedded", "--served-model-name", "tiny")
 _EMBEDDED_SLO = ("ttft_ms=5000", "tpot_ms=250")
 _MEASURES: Mapping[str, Callable[[Record], float | None]] = {
@@ -55,15 +43,6 @@ _SOAK_SECONDS = 90.0
 _POLL_SECONDS = 1.0
 _IDLE_SECONDS = 12.0
 _AIPERF_REQUESTS = 40
-
-
-def capacity() -> float:
-    """Requests a second of the plan ``capacity`` that one replica serves, by the formulas."""
-    words = [f"{share}:{length}:200:{text}" for share, length in _MIX for text in
-             ("predictable", "code", "prose")]  # fmt: skip
-    kinds = normalized([parse_kind(word) for word in words])
-    model = Model(load_curve("h200-ddtree"), load_commits(), kinds, _POOL, _SEQUENCES)
-    return model.most_per_replica
 
 
 class Bench:
@@ -163,7 +142,8 @@ class Bench:
     def fleets(self, sizes: Sequence[int], factor: float) -> None:
         """Simulated replicas from half to twice their capacity."""
         for replicas in sizes:
-            self._fleet(replicas, FLEETS[replicas] * factor)
+            speed, longer = FLEETS[replicas]
+            self._fleet(replicas, speed * factor, longer)
 
     def gateway_cpu(self) -> None:
         """The same requests before 1, 8 and 64 replicas that are not busy: what one costs the
@@ -194,7 +174,7 @@ class Bench:
         ratio = statistics.median(each[64]) / statistics.median(each[1])
         self._add("gateway_cpu_64_vs_1", ratio, "ratio", "lower", 1.2, n=self._rounds)
 
-    def _fleet(self, replicas: int, speed: float) -> None:
+    def _fleet(self, replicas: int, speed: float, longer: float) -> None:
         rate = capacity() * replicas * speed
         queue = ("--queue-size", str(_QUEUE_PER_REPLICA * replicas), "--queue-timeout", "120")
         engine = ("simulate", "--replicas", str(replicas), "--speed", str(speed))
@@ -207,14 +187,14 @@ class Bench:
         with running(self._folder, engine, replicas, queue) as stack:
             before = cpu_seconds(stack.gateway)
             report = self._load(
-                "capacity", name, "--rate", str(rate), "--longer", str(_PHASES_LONGER), *slo
+                "capacity", name, "--rate", str(rate), "--longer", str(longer), *slo
             )
             spent = cpu_seconds(stack.gateway) - before
             lost = stack.lost_seconds()
         phases = {one["name"]: one for one in report["phases"]}
         objective = parse_slo(slo[1:])
-        work = _work(
-            self._out / name / "records.jsonl",
+        work = steady_work(
+            read_records(self._out / name / "records.jsonl"),
             objective,
             [one["seconds"] for one in phases.values()],
         )
@@ -223,7 +203,7 @@ class Bench:
         most, twice = (phases[one]["goodput_per_second"] for one in ("1x", "2x"))
         self._add(f"{name}_goodput_requests_2x_vs_1x", twice / most, "ratio", "higher", n=n)
         for label, done, one in zip(phases, work, phases.values(), strict=True):
-            busy = done / one["seconds"] / speed / replicas
+            busy = done / (one["seconds"] / 2) / speed / replicas
             self._add(f"{name}_goodput_{label}_of_capacity", busy, "share")
         for label, one in phases.items():
             self._add(
@@ -374,23 +354,6 @@ class _Memory:
             self._samples.append(
                 (resident_bytes(self._stack.engines), resident_bytes(self._stack.gateway))
             )
-
-
-def _work(path: Path, slo: Slo, phases: Sequence[float]) -> list[float]:
-    """By phase, of so many seconds: what of a replica's time, in the curve's seconds, the requests
-    took that met the objective and ended in it. A queue that fills up serves nobody, and requests
-    differ a hundredfold: how many of a phase's requests are served sooner or later says little.
-    """
-    curve, done = load_curve("h200-ddtree"), [0.0] * len(phases)
-    ends = list(itertools.accumulate(phases))
-    for record in read_records(path):
-        phase = bisect_right(ends, record.sent + (record.seconds or 0.0))
-        if phase < len(phases) and slo.met_by(record):
-            context = record.prompt_tokens + record.max_tokens // 2
-            step = curve.step_seconds([context] * _SEQUENCES) / _SEQUENCES
-            done[phase] += curve.prompt_seconds(record.prompt_tokens)
-            done[phase] += (record.steps or 0) * step
-    return done
 
 
 def _cpu_per_second(pid: int, seconds: float) -> float:
