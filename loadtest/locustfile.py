@@ -3,6 +3,7 @@
 Run by ``python -m longleaf_load``, which sets Locust's own options, or by ``locust`` itself.
 """
 
+import hashlib
 import os
 import random
 import sys
@@ -35,6 +36,7 @@ _LONGEST_WAIT = 120.0
 @events.init_command_line_parser.add_listener
 def _options(parser: Any) -> None:
     add_options(parser)
+    parser.add_argument("--load-workers", type=int, default=1, help="Workers of the run.")
 
 
 @events.init.add_listener
@@ -45,23 +47,43 @@ def _init(environment: Environment, **_: Any) -> None:
     except PlanError as error:
         print(f"longleaf_load: error: {error}", file=sys.stderr)
         sys.exit(2)
-    environment.longleaf = run
+    environment.longleaf, told = run, _told(run)
     runner = environment.runner
     if isinstance(runner, MasterRunner):
         environment.events.worker_report.add_listener(
-            lambda client_id, data: _reported(environment, run, client_id, data)
+            lambda client_id, data: _reported(environment, run, told, client_id, data)
         )
     elif isinstance(runner, WorkerRunner):
         environment.events.report_to_master.add_listener(
             lambda client_id, data: data.update(
-                {"longleaf": [record.row() for record in run.take()], "longleaf_done": run.done}
+                {
+                    "longleaf": [record.row() for record in run.take()],
+                    "longleaf_done": run.done,
+                    "longleaf_told": told,
+                }
             )
         )
 
 
-def _reported(environment: Environment, run: Run, client_id: str, data: dict[str, Any]) -> None:
+def _told(run: Run) -> str:
+    """What a master and its workers must have been told alike."""
+    return hashlib.sha256(repr((run.plan, run.model, run.workers)).encode()).hexdigest()
+
+
+def _reported(
+    environment: Environment, run: Run, told: str, client_id: str, data: dict[str, Any]
+) -> None:
     if client_id not in environment.runner.clients:
         return  # a worker of an earlier run, which is not over for it yet
+    if data.pop("longleaf_told", None) != told:
+        print(
+            f"longleaf_load: error: worker {client_id} was told another plan, model, --rate, "
+            "--longer, --plan-seed or --workers than its master",
+            file=sys.stderr,
+        )
+        run.closed, environment.process_exit_code = True, 2
+        environment.runner.quit()
+        return
     for row in data.pop("longleaf", ()):
         run.add(from_row(row))
     if data.pop("longleaf_done", False):
@@ -138,6 +160,8 @@ class Arrivals:
 
     def _make(self, index: int) -> None:
         run = self._run
+        if index >= run.workers:
+            raise PlanError(f"the run has its {run.workers} workers (--workers)")
         sessions = Sessions(run.plan, run.source, run.model)
         client = Client(run.url, run.plan.api, run.plan.timeout_seconds, run.key)
         pool = Pool()
@@ -183,7 +207,7 @@ class Arrivals:
             )
             run.in_flight += 1
             try:
-                client.ask(turn.body, record, turn.leave_after)
+                self._ask(client, turn, record)
             finally:
                 run.in_flight -= 1
             run.add(record)
@@ -195,6 +219,15 @@ class Arrivals:
             if attempt <= run.plan.retries:
                 gevent.sleep(wait)
         return record
+
+    def _ask(self, client: Client, turn: Turn, record: Record) -> None:
+        """Ask; a client that waits for its first token no longer than ``leave_seconds`` goes then,
+        wherever the request is.
+        """
+        with gevent.Timeout(turn.leave_seconds, False):
+            client.ask(turn.body, record, turn.leave_after)
+            return
+        record.outcome, record.reason = "cancelled", "before the first token"
 
     def _count(self, run: Run, record: Record) -> None:
         """Locust's own statistics, by context: the whole answer, and its first token."""

@@ -2,12 +2,16 @@
 
 import math
 import random
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import Any, TypeAlias
 
 _SUFFIX = 1024
-_MOST = 1_000_000
+_MOST_DIGITS = 12
+MOST_TOKENS = 1_000_000
+"""No prompt and no answer is longer."""
 _ROUND = {"185k": 185_000, "200k": 200_000}
 _FORMS = (
     "2k, 'uniform 1k 8k', 'log_uniform 1k 185k', 'lognormal 4k 1.0' (median, sigma), "
@@ -23,17 +27,19 @@ class PlanError(ValueError):
 
 
 def tokens(text: str | int, field: str) -> int:
-    """A number of tokens: 512, 16k (16,384), 185k (185,000)."""
+    """A number of tokens: 512, 16k (16,384). The contexts that are named by round numbers are
+    those: 185k is 185,000, 200k is 200,000.
+    """
     if isinstance(text, int) and not isinstance(text, bool):
         number = text
     else:
         word = str(text).strip().lower()
         digits = word.removesuffix("k")
-        if not digits.isdecimal():
+        if not digits.isdecimal() or len(digits) > _MOST_DIGITS:
             raise PlanError(f"{field}: {text!r} is no number of tokens such as 512 or 16k")
         number = _ROUND.get(word, int(digits) * (_SUFFIX if word.endswith("k") else 1))
-    if not 1 <= number <= _MOST:
-        raise PlanError(f"{field} must be between 1 and {_MOST:,} tokens, got {number}")
+    if not 1 <= number <= MOST_TOKENS:
+        raise PlanError(f"{field} must be between 1 and {MOST_TOKENS:,} tokens, got {number}")
     return number
 
 
@@ -58,10 +64,13 @@ class Even(random.Random):
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """A distribution, with what the plan calls it. ``most``: the longest that was written down."""
+    """A distribution, with what the plan calls it. ``least`` and ``most``: the shortest and the
+    longest that were written down.
+    """
 
     words: str
-    draw: Draw
+    draw: Draw = dataclass_field(repr=False, compare=False)
+    least: int
     most: int
 
 
@@ -73,23 +82,24 @@ def lengths(value: Any, field: str) -> Lengths:
         return _mixture(value, field)
     if not isinstance(value, str):
         raise PlanError(f"{field}: {value!r} is no distribution of lengths: {_FORMS}")
-    kind, *rest = value.split()
+    kind, *rest = value.split() or [""]
     if not rest:
         fixed = tokens(kind, field)
-        return Lengths(value, lambda _: fixed, fixed)
+        return Lengths(value, lambda _: fixed, fixed, fixed)
     if len(rest) != 2 or kind not in {"uniform", "log_uniform", "lognormal"}:
         raise PlanError(f"{field}: {value!r} is no distribution of lengths: {_FORMS}")
     low = tokens(rest[0], field)
     if kind == "lognormal":
-        return Lengths(value, _lognormal(low, _sigma(rest[1], field)), low)
+        return Lengths(value, _lognormal(low, _sigma(rest[1], field)), low, low)
     high = tokens(rest[1], field)
     if high < low:
         raise PlanError(f"{field}: {value!r}: the second length is less than the first")
     if kind == "uniform":
-        return Lengths(value, lambda random_: random_.randint(low, high), high)
+        return Lengths(value, lambda random_: random_.randint(low, high), low, high)
     return Lengths(
         value,
         lambda random_: round(math.exp(random_.uniform(math.log(low), math.log(high)))),
+        low,
         high,
     )
 
@@ -121,14 +131,19 @@ def _mixture(parts: Sequence[Any], field: str) -> Lengths:
     words = ", ".join(
         f"{share:g} of {one.words}" for share, one in zip(shares, members, strict=True)
     )
-    most = max(member.most for member in members)
-    return Lengths(words, lambda random_: random_.choices(members, shares)[0].draw(random_), most)
+    return Lengths(
+        words,
+        lambda random_: random_.choices(members, shares)[0].draw(random_),
+        min(member.least for member in members),
+        max(member.most for member in members),
+    )
 
 
-def positive(value: Any, field: str) -> float:
-    """A number above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise PlanError(f"{field} must be a number above 0, got {value!r}")
+def positive(value: Any, field: str, most: float = sys.float_info.max) -> float:
+    """A number above 0, up to ``most``."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+        limit = "" if most == sys.float_info.max else f", up to {most:,.0f}"
+        raise PlanError(f"{field} must be a number above 0{limit}, got {value!r}")
     return float(value)
 
 
@@ -137,3 +152,10 @@ def share(value: Any, field: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise PlanError(f"{field} must be between 0 and 1, got {value!r}")
     return float(value)
+
+
+def whole(value: Any, field: str, least: int, most: int = MOST_TOKENS) -> int:
+    """A whole number from ``least`` to ``most``."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise PlanError(f"{field} must be a whole number from {least} to {most:,}, got {value!r}")
+    return value

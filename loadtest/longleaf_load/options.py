@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 from longleaf import embedded
 from longleaf_load.lengths import PlanError
 from longleaf_load.plan import Plan, load_plan
-from longleaf_load.prompts import PromptSource
+from longleaf_load.prompts import PromptCounter, PromptSource
 from longleaf_load.run import Run
+from longleaf_load.sessions import check_lengths
 from longleaf_load.slo import parse_slo
 
 SMOKE = Path(__file__).resolve().parents[1] / "plans" / "smoke.toml"
@@ -30,30 +31,27 @@ def add_options(parser: Any) -> None:
     add("--served-tokenizer", default="", help="Directory of the served tokenizer.json.")
     add("--slo", nargs="*", default=[], metavar="NAME=VALUE", help="ttft_ms=2000 tpot_ms=50 …")
     add("--out", default="build/load", help="Folder of the report.")
-    add("--load-workers", type=int, default=1, help="Processes that share the arrivals.")
 
 
 def check_run(options: Any, url: str) -> str:
     """All that can be wrong with a run, told before it starts; the model that it asks for."""
-    _plan(options)
+    check_url(url)
     parse_slo(options.slo)
-    served_tokenizer(options)
+    check_lengths(_plan(options), PromptCounter(served_tokenizer(options)))
     return options.model_name or first_model(url, _key())
 
 
 def open_run(options: Any, url: str | None) -> Run:
-    """Read the plan and the texts. ``PlanError`` says what is wrong; the key of the API is
-    ``LONGLEAF_API_KEY``.
+    """Read the plan and the texts; ``options`` are ``load_workers``, too. ``PlanError`` says what
+    is wrong; the key of the API is ``LONGLEAF_API_KEY``.
     """
     if not url:
         raise PlanError("--host is missing: the gateway's URL")
+    check_url(url)
     plan, key = _plan(options), _key()
+    check_lengths(plan, PromptCounter(served_tokenizer(options)))
     model = options.model_name or first_model(url, key)
     source = PromptSource(served_tokenizer(options), plan.longest, plan.seed)
-    if plan.longest < source.shortest:
-        raise PlanError(
-            f"prompts.longest must be at least {source.shortest} tokens, got {plan.longest}"
-        )
     return Run(
         plan=plan,
         source=source,
@@ -75,10 +73,19 @@ def _key() -> str | None:
     return os.environ.get("LONGLEAF_API_KEY") or None
 
 
+def check_url(url: str) -> None:
+    """``PlanError`` where it is none that requests can go to."""
+    try:
+        parts = urlsplit(url)
+        right = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets, or the port
+        right = False
+    if not right:
+        raise PlanError(f"{url!r} is no URL like http://host:8080")
+
+
 def first_model(url: str, key: str | None) -> str:
     """The first model that is served. ``PlanError`` where nothing answers."""
-    if urlsplit(url).scheme not in {"http", "https"}:
-        raise PlanError(f"{url!r} is no URL like http://host:8080")
     request = urllib.request.Request(url.rstrip("/") + "/v1/models")
     if key:
         request.add_header("authorization", f"Bearer {key}")

@@ -43,17 +43,14 @@ class _Corpus:
     ends: tuple[tuple[int, int], ...]
 
 
-class PromptSource:
-    """Cuts prompts for one tokenizer (a directory with ``tokenizer.json``)."""
+class PromptCounter:
+    """Counts with one tokenizer (a directory with ``tokenizer.json``)."""
 
-    def __init__(self, directory: Path, longest: int, seed: int) -> None:
+    def __init__(self, directory: Path) -> None:
         try:
             self._tokenizer = Tokenizer.load(directory)
         except (OSError, ValueError) as error:
             raise PromptError(str(error)) from None
-        self._longest = longest
-        encoder = HfTokenizer.from_file(str(directory / "tokenizer.json"))
-        self._corpora = {kind: _corpus(encoder, kind, longest, seed) for kind in KINDS}
         self.chat_overhead = self._count_chat("x") - self.count("x")
         one, two = ("1" * n for n in (_FEWEST_DIGITS, _FEWEST_DIGITS + 1))
         self._number_base = self.count(_NUMBER.format(digits=one)) - _FEWEST_DIGITS
@@ -63,7 +60,12 @@ class PromptSource:
     @property
     def shortest(self) -> int:
         """Tokens of the shortest chat prompt."""
-        return self.chat_overhead + self._number_base + 2 * _FEWEST_DIGITS
+        return self.chat_overhead + self.shortest_part
+
+    @property
+    def shortest_part(self) -> int:
+        """Tokens of the shortest text within a chat."""
+        return self._number_base + 2 * _FEWEST_DIGITS
 
     def count(self, text: str) -> int:
         """Tokens of plain text."""
@@ -72,6 +74,19 @@ class PromptSource:
     def count_messages(self, messages: Sequence[Mapping[str, str]]) -> int:
         """Tokens of a chat, with what the template adds."""
         return self.count(self._tokenizer.render_chat(messages))
+
+    def _count_chat(self, text: str) -> int:
+        return self.count_messages([{"role": "user", "content": text}])
+
+
+class PromptSource(PromptCounter):
+    """Cuts prompts of up to ``longest`` tokens, of texts that ``seed`` tells."""
+
+    def __init__(self, directory: Path, longest: int, seed: int) -> None:
+        super().__init__(directory)
+        self._longest = longest
+        encoder = HfTokenizer.from_file(str(directory / "tokenizer.json"))
+        self._corpora = {kind: _corpus(encoder, kind, longest, seed) for kind in KINDS}
 
     def text(self, kind: str, length: int, random_: random.Random) -> str:
         """A message whose prompt, alone in a chat, has exactly ``length`` tokens."""
@@ -97,9 +112,6 @@ class PromptSource:
         begin = random_.randrange(len(corpus.ids) - length + 1)
         own = random_.choices(corpus.ids, k=min(8, length))
         return [*own, *corpus.ids[begin : begin + length - len(own)]]
-
-    def _count_chat(self, text: str) -> int:
-        return self.count_messages([{"role": "user", "content": text}])
 
 
 def _corpus(encoder: HfTokenizer, kind: str, longest: int, seed: int) -> _Corpus:

@@ -6,18 +6,56 @@ from dataclasses import dataclass
 from typing import Any
 
 from longleaf_load.arrivals import Arrival, arrivals
-from longleaf_load.lengths import Even
+from longleaf_load.lengths import Even, PlanError
 from longleaf_load.plan import Plan
-from longleaf_load.prompts import PromptSource
+from longleaf_load.prompts import PromptCounter, PromptSource
 
 _QUESTION = (20, 60)
 """Tokens of a question about a document, or of a later turn."""
 
 
+def check_lengths(plan: Plan, counter: PromptCounter) -> None:
+    """``PlanError`` where the plan writes down a length that its tokenizer cannot make."""
+    least = _shortest(plan, counter)
+    of = "the shortest prompt that can be made with this tokenizer"
+    if plan.longest < least:
+        raise PlanError(f"prompts.longest: {plan.longest} tokens are less than {of}, {least}")
+    if plan.prompt is not None and not plan.trace and plan.prompt.least < least:
+        raise PlanError(f"prompts.length: {plan.prompt.least} tokens are less than {of}, {least}")
+    for line in plan.trace:
+        if line.prompt_tokens < least:
+            raise PlanError(
+                f"{line.place}: prompt_tokens: {line.prompt_tokens} are less than {of}, {least}"
+            )
+    if plan.document is None or not plan.document_share:
+        return
+    least, most = counter.shortest_part, _longest_document(plan, counter)
+    if plan.document.least < least:
+        raise PlanError(
+            f"documents.length: {plan.document.least} tokens are less than the shortest document "
+            f"that can be made with this tokenizer, {least}"
+        )
+    if plan.document.most > most:
+        raise PlanError(
+            f"documents.length: {plan.document.most} tokens and a question are more than "
+            f"prompts.longest, {plan.longest}: a document has at most {most}"
+        )
+
+
+def _shortest(plan: Plan, counter: PromptCounter) -> int:
+    return counter.shortest if plan.api == "chat" else 1
+
+
+def _longest_document(plan: Plan, counter: PromptCounter) -> int:
+    roles = [{"role": role, "content": "x"} for role in ("system", "user")]
+    around = counter.count_messages(roles) - 2 * counter.count("x")
+    return plan.longest - around - _QUESTION[1]
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request to make. ``leave_after``: the client leaves after so many events (0: before the
-    first one), None stays.
+    """One request to make. ``leave_after``: the client leaves after so many events, None stays.
+    ``leave_seconds``: it leaves then if no event has come, None waits for one.
     """
 
     body: dict[str, Any]
@@ -27,6 +65,7 @@ class Turn:
     number: int
     document: int | None
     leave_after: int | None
+    leave_seconds: float | None
 
 
 class Sessions:
@@ -41,8 +80,8 @@ class Sessions:
     def arrivals(self) -> Iterator[Arrival]:
         """All arrivals; a trace with times brings its own."""
         plan = self._plan
-        times = [line.at for line in plan.trace if line.at is not None]
-        if times and len(times) == len(plan.trace) and plan.phases[0].name == "trace":
+        if plan.timed:
+            times = [line.at for line in plan.trace if line.at is not None]
             stretch = plan.seconds / max(times[-1], 1e-3)
             for number, at in enumerate(times):
                 yield Arrival(number, at * stretch, 0)
@@ -61,7 +100,11 @@ class Sessions:
             return None
         random_ = random.Random(f"document {plan.seed} {number}")
         kind = _kind(plan, random_)
-        length = min(plan.document.draw(random_), plan.longest - _QUESTION[1])
+        length = _within(
+            plan.document.draw(random_),
+            self._source.shortest_part,
+            _longest_document(plan, self._source),
+        )
         return kind, self._source.part(kind, length, random_), length
 
     def pick_document(self, random_: random.Random) -> tuple[int, str, str, int] | None:
@@ -77,6 +120,11 @@ class Sessions:
     def model(self) -> str:
         """The served model's name."""
         return self._model
+
+
+def _within(length: int, least: int, most: int) -> int:
+    """What a distribution draws beyond all that is written down is cut off at the limits."""
+    return min(max(length, least), most)
 
 
 def _kind(plan: Plan, random_: random.Random) -> str:
@@ -154,7 +202,7 @@ class Conversation:
         else:
             assert self._plan.prompt is not None
             length = self._plan.prompt.draw(self._length_random)
-        return min(max(length, self._source.shortest), self._plan.longest)
+        return _within(length, _shortest(self._plan, self._source), self._plan.longest)
 
     def _chat(self, length: int, document: int | None) -> Turn:
         return self._turn({"messages": list(self._messages)}, length, document)
@@ -163,7 +211,11 @@ class Conversation:
         given = None if self._line is None else self._line.max_tokens
         limit = self._plan.answer.draw(self._random) if given is None else given
         leaves = self._random.random() < self._plan.cancel_share
-        after = self._random.choice((0, self._random.randint(1, 20))) if leaves else None
+        after = seconds = None
+        if leaves and self._random.random() < 0.5:
+            after, seconds = 1, self._random.expovariate(1 / self._plan.cancel_seconds)
+        elif leaves:
+            after = self._random.randint(2, 20)
         body = {
             "model": self._sessions.model,
             **prompt,
@@ -175,4 +227,4 @@ class Conversation:
             "stream_options": {"include_usage": True},
             "metadata": {"text": self._kind},
         }
-        return Turn(body, self._kind, length, limit, self._done, document, after)
+        return Turn(body, self._kind, length, limit, self._done, document, after, seconds)

@@ -14,6 +14,8 @@ from longleaf_load.plan import load_plan, parse_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 PHASE = {"seconds": 10, "rate": 2.0}
+HUGE = 10**400
+"""Beyond any float."""
 
 
 def plan(**values: Any) -> Any:
@@ -55,7 +57,9 @@ def test_distributions() -> None:
         return [draw(random_) for _ in range(4000)]
 
     assert set(drawn("16k")) == {16_384}
-    assert set(drawn("185k")) == {185_000}
+    assert set(drawn("185k")) == {185_000}  # named by a round number
+    assert set(drawn("200k")) == {200_000}
+    assert set(drawn("180k")) == {184_320}
     uniform = drawn("uniform 1k 3k")
     assert min(uniform) == pytest.approx(1024, 0.05)
     assert max(uniform) == pytest.approx(3072, 0.05)
@@ -83,7 +87,29 @@ def test_even_draws_look_like_many() -> None:
     [
         ({"phase": []}, "phase is missing"),
         ({"phase": [{"seconds": 1, "rate": 0}]}, r"phase\[0\].rate must be a number above 0"),
-        ({"phase": [{**PHASE, "burst": -1}]}, r"phase\[0\].burst must be between 0 and 100"),
+        ({"phase": [{**PHASE, "burst": -1}]}, r"burst must be 0 or between 0.001 and 100, got -1"),
+        ({"phase": [{**PHASE, "burst": 1e-310}]}, "burst must be 0 or between 0.001 and 100"),
+        ({"phase": [{**PHASE, "burst": HUGE}]}, "burst must be 0 or between 0.001 and 100"),
+        ({"phase": [{**PHASE, "rate": HUGE}]}, "rate must be a number above 0"),
+        ({"phase": [{**PHASE, "rate": 1e308}]}, "phase: inf requests .* than 10,000,000"),
+        ({"phase": [{**PHASE, "end_rate": 1e9}]}, r"phase: 5e\+09 requests .* than 10,000,000"),
+        ({"phase": [{**PHASE, "rate": 600_000}, {**PHASE, "rate": 600_000}]}, "1.2e.07 requests"),
+        ({"phase": [{"seconds": 3e6, "rate": 1e-6}]}, "seconds .* are more than 2,592,000"),
+        ({"seed": HUGE}, "seed must be a whole number from 0 to 9,223,372,036,854,775,807"),
+        ({"timeout_seconds": 1e300}, "timeout_seconds must be a number above 0, up to 86,400"),
+        ({"turns": {"think_seconds": HUGE}}, "think_seconds must be a number above 0, up to"),
+        ({"turns": {"count": 2000}}, "turns.count must be a whole number from 1 to 1,000"),
+        ({"documents": {"count": 10**9}}, "documents.count must be a whole number from 1 to 1,000"),
+        ({"retries": HUGE}, "retries must be a whole number from 0 to 1,000"),
+        ({"cancel": {"share": HUGE}}, "cancel.share must be between 0 and 1"),
+        ({"cancel": {"seconds": 0}}, "cancel.seconds must be a number above 0"),
+        ({"prompts": {"length": ""}}, "prompts.length: '' is no number of tokens"),
+        ({"prompts": {"length": " "}}, "prompts.length: '' is no number of tokens"),
+        ({"prompts": {"length": HUGE}}, "prompts.length: .* is no number of tokens"),
+        ({"prompts": {"length": "9" * 5000 + "k"}}, "prompts.length: .* is no number of tokens"),
+        ({"prompts": {"length": "1k", "longest": HUGE}}, "longest must be between 1 and 1,000,000"),
+        ({"answers": {"max_tokens": ""}}, "answers.max_tokens: '' is no number of tokens"),
+        ({"documents": {"share": 0.5, "length": ""}}, "documents.length: '' is no number"),
         ({"phase": [{**PHASE, "speed": 1}]}, r"phase\[0\].speed is not known"),
         ({"prompts": {}}, "prompts.length is missing"),
         ({"prompts": {"length": "gauss 1k 2"}}, "is no distribution of lengths"),
@@ -94,7 +120,7 @@ def test_even_draws_look_like_many() -> None:
         ({"api": "embeddings"}, "api must be one of chat, completions"),
         ({"cancel": {"share": 1.5}}, "cancel.share must be between 0 and 1"),
         ({"documents": {"share": 0.5}}, "documents.length is missing"),
-        ({"turns": {"count": 0}}, "turns.count must be a whole number of at least 1"),
+        ({"turns": {"count": 0}}, "turns.count must be a whole number from 1 to 1,000, got 0"),
         ({"colour": 1}, "colour is not known; a plan has"),
         ({"trace": "none.jsonl"}, "trace: none.jsonl"),
         ({"trace": 3}, "trace must be a string"),
@@ -116,6 +142,24 @@ def test_wrong_plans_are_named(values: dict[str, Any], message: str) -> None:
         plan(**values)
 
 
+def test_what_factors_make_of_a_plan_has_limits_too(tmp_path: Path) -> None:
+    path = tmp_path / "p.toml"
+    path.write_text('[[phase]]\nseconds = 10\nrate = 2.0\n[prompts]\nlength = "1k"')
+    for rate in (1e308, 600_000.0):
+        with pytest.raises(PlanError, match=r"times --rate and --longer\) are more than 10,000,0"):
+            load_plan(path, rate_factor=rate)
+    with pytest.raises(PlanError, match=r"2.6e\+06 seconds \(times --longer\) are more than"):
+        load_plan(path, rate_factor=0.1, longer=260_000.0)
+    assert load_plan(path, longer=1000.0).phases[0].expected == 20_000
+
+
+def test_a_plan_that_is_nested_too_deep_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "p.toml"
+    path.write_text("prompts.length = " + "[" * 100_000)
+    with pytest.raises(PlanError, match=r"p.toml: nested too deep"):
+        load_plan(path)
+
+
 def test_a_trace_brings_its_times(tmp_path: Path) -> None:
     rows = [
         {"timestamp": 5000, "input_length": 300, "output_length": 20},
@@ -124,13 +168,23 @@ def test_a_trace_brings_its_times(tmp_path: Path) -> None:
     ]
     (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
     one = parse_plan({"trace": "t.jsonl"}, tmp_path, rate_factor=2.0)
+    assert one.timed
     assert [line.at for line in one.trace] == [0.0, 2.0, 4.0]
     assert one.seconds == 2.0  # twice as fast
     assert one.phases[0].rate == 1.5
     assert (one.trace[1].prompt_tokens, one.trace[1].text) == (900, "code")
+    slow = parse_plan({"trace": "t.jsonl"}, tmp_path, longer=2.0)
+    assert (slow.seconds, slow.phases[0].expected) == (8.0, 3.0)
     (tmp_path / "t.jsonl").write_text('{"prompt_tokens": 0}')
     with pytest.raises(PlanError, match=r"t.jsonl:1: prompt_tokens must be a whole number"):
         parse_plan({"trace": "t.jsonl"}, tmp_path)
+    lines = ['{"prompt_tokens": 185000}', "", '{"prompt_tokens": 199999}']
+    (tmp_path / "t.jsonl").write_text("\n".join(lines))
+    too_long = r"t.jsonl:3: prompt_tokens: 199999 are more than prompts.longest, 185000"
+    with pytest.raises(PlanError, match=too_long):
+        plan(trace=str(tmp_path / "t.jsonl"))
+    longer = plan(trace=str(tmp_path / "t.jsonl"), prompts={"longest": "200k"})
+    assert [line.prompt_tokens for line in longer.trace] == [185_000, 199_999]
 
 
 @pytest.mark.parametrize(
@@ -139,6 +193,16 @@ def test_a_trace_brings_its_times(tmp_path: Path) -> None:
         ("3", "t.jsonl:1: must be an object, got 3"),
         ('{"prompt_tokens": 9, "timestamp": "x"}', "timestamp must be a number of milliseconds"),
         ('{"prompt_tokens": 9, "timestamp": NaN}', "timestamp must be a number of milliseconds"),
+        (
+            f'{{"prompt_tokens": 9, "timestamp": {HUGE}}}',
+            "timestamp must be a number of milliseconds",
+        ),
+        (f'{{"prompt_tokens": {HUGE}}}', "t.jsonl:1: prompt_tokens must be a whole number from 1"),
+        (
+            '{"prompt_tokens": 9, "max_tokens": 1000001}',
+            "t.jsonl:1: max_tokens must be a whole number from 1 to 1,000,000, got 1000001",
+        ),
+        ("[" * 100_000, "t.jsonl:1: not valid JSON: nested too deep"),
         (
             '{"prompt_tokens": 9, "timestamp": 5}\n{"prompt_tokens": 9, "timestamp": 1}',
             "t.jsonl:2: timestamp must not be before the line above, got 1",

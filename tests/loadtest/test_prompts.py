@@ -1,5 +1,6 @@
 import json
 import random
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,11 @@ import pytest
 
 from longleaf.embedded.load import DEFAULT_MODELS
 from longleaf.embedded.tokenizer import Tokenizer
-from longleaf_load.plan import parse_plan
-from longleaf_load.prompts import KINDS, PromptError, PromptSource
-from longleaf_load.sessions import Sessions
+from longleaf_load.arrivals import arrivals
+from longleaf_load.lengths import PlanError
+from longleaf_load.plan import Plan, parse_plan
+from longleaf_load.prompts import KINDS, PromptCounter, PromptError, PromptSource
+from longleaf_load.sessions import Sessions, check_lengths
 
 TOKENIZER = DEFAULT_MODELS / "tiny-target"
 
@@ -67,16 +70,16 @@ def test_a_length_that_cannot_be_is_said(source: PromptSource) -> None:
         source.text("code", 50_000, random.Random(1))
 
 
+def a_plan(**values: Any) -> Plan:
+    given = {
+        "phase": [{"seconds": 100, "rate": 1.0}],
+        "prompts": {"length": "uniform 100 400", "longest": 20_000},
+    }
+    return parse_plan({**given, **values}, Path())
+
+
 def sessions(source: PromptSource, **values: Any) -> Sessions:
-    plan = parse_plan(
-        {
-            "phase": [{"seconds": 100, "rate": 1.0}],
-            "prompts": {"length": "uniform 100 400", "longest": 20_000},
-            **values,
-        },
-        Path(),
-    )
-    return Sessions(plan, source, "tiny")
+    return Sessions(a_plan(**values), source, "tiny")
 
 
 def test_sessions_repeat_by_seed_and_number(source: PromptSource) -> None:
@@ -118,13 +121,74 @@ def test_documents_are_asked_about_again(source: PromptSource) -> None:
 
 
 def test_some_clients_leave(source: PromptSource) -> None:
-    made = sessions(source, cancel={"share": 0.4})
-    leave = [made.turns(arrival).next() for arrival in made.arrivals()]
-    after = [turn.leave_after for turn in leave if turn is not None]
-    gone = [count for count in after if count is not None]
-    assert 0.2 * len(after) < len(gone) < 0.6 * len(after)
-    assert 0 in gone
-    assert max(gone) > 1
+    phase = [{"seconds": 100, "rate": 10.0}]
+    made = sessions(source, phase=phase, cancel={"share": 0.4, "seconds": 5})
+    turns = [made.turns(arrival).next() for arrival in made.arrivals()]
+    gone = [turn for turn in turns if turn is not None and turn.leave_after is not None]
+    assert len(gone) / len(turns) == pytest.approx(0.4, abs=0.05)
+    waits = [turn.leave_seconds for turn in gone if turn.leave_seconds is not None]
+    assert len(waits) / len(gone) == pytest.approx(0.5, abs=0.1)
+    assert statistics.fmean(waits) == pytest.approx(5, rel=0.2)
+    assert all(turn.leave_after == 1 for turn in gone if turn.leave_seconds is not None)
+    after = {turn.leave_after for turn in gone if turn.leave_seconds is None}
+    assert after == set(range(2, 21))
+    assert all(
+        turn.leave_seconds is None
+        for turn in turns
+        if turn is not None and turn.leave_after is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"prompts": {"length": 5}}, "prompts.length: 5 tokens are less than the shortest prompt"),
+        ({"prompts": {"length": "uniform 9 1k"}}, "prompts.length: 9 tokens are less"),
+        (
+            {"prompts": {"length": [{"share": 1, "length": "1k"}, {"share": 1, "length": 7}]}},
+            "prompts.length: 7 tokens are less",
+        ),
+        ({"prompts": {"length": 8, "longest": 8}}, "prompts.longest: 8 tokens are less"),
+        ({"documents": {"share": 0.1, "length": 5}}, "documents.length: 5 tokens are less"),
+        (
+            {"documents": {"share": 0.1, "length": 20_000}},
+            "documents.length: 20000 tokens and a question are more than prompts.longest, 20000",
+        ),
+    ],
+)
+def test_lengths_that_the_tokenizer_cannot_make_are_named(
+    values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(PlanError, match=message):
+        check_lengths(a_plan(**values), PromptCounter(TOKENIZER))
+
+
+def test_the_shortest_and_the_longest_are_made(source: PromptSource) -> None:
+    check_lengths(plan := a_plan(prompts={"length": source.shortest}), source)
+    first = Sessions(plan, source, "tiny").turns(next(iter(arrivals(plan.phases, 1)))).next()
+    assert first is not None
+    assert first.prompt_tokens == source.count_messages(first.body["messages"]) == source.shortest
+    with pytest.raises(PlanError) as told:
+        check_lengths(a_plan(documents={"share": 1, "length": 20_000}), source)
+    most = int(str(told.value).split()[-1])
+    long = a_plan(documents={"share": 1, "length": most, "count": 1})
+    check_lengths(long, source)
+    made = Sessions(long, source, "tiny")
+    longest = 0
+    for arrival in made.arrivals():
+        turn = made.turns(arrival).next()
+        assert turn is not None
+        longest = max(longest, source.count_messages(turn.body["messages"]))
+    assert 20_000 - 10 < longest <= 20_000
+
+
+def test_completions_may_be_shorter_than_any_chat(source: PromptSource) -> None:
+    plan = a_plan(prompts={"length": 1, "longest": 20_000}, api="completions")
+    check_lengths(plan, source)
+    made = Sessions(plan, source, "tiny")
+    turn = made.turns(next(iter(made.arrivals()))).next()
+    assert turn is not None
+    assert len(turn.body["prompt"]) == turn.prompt_tokens == 1
 
 
 def test_a_trace_says_what_is_asked(source: PromptSource, tmp_path: Path) -> None:
@@ -139,3 +203,28 @@ def test_a_trace_says_what_is_asked(source: PromptSource, tmp_path: Path) -> Non
     turns = [made.turns(arrival).next() for arrival in coming]
     asked = [(one.prompt_tokens, one.max_tokens, one.text) for one in turns if one is not None]
     assert asked == [(300, 20, "code"), (900, 30, "prose")]
+
+
+def trace_of(folder: Path, *rows: dict[str, Any]) -> str:
+    (folder / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return str(folder / "t.jsonl")
+
+
+def test_phases_rule_whatever_their_name_and_their_trace(
+    source: PromptSource, tmp_path: Path
+) -> None:
+    times = [{"timestamp": at, "prompt_tokens": 300} for at in (0, 1000, 2000)]
+    phase = {"name": "trace", "seconds": 100, "rate": 2.0}
+    later = {"name": "later", "seconds": 100, "rate": 1.0}
+    made = sessions(source, phase=[phase, later], trace=trace_of(tmp_path, *times))
+    coming = list(made.arrivals())
+    assert [one.phase for one in coming].count(0) == pytest.approx(200, rel=0.2)
+    assert [one.phase for one in coming].count(1) == pytest.approx(100, rel=0.3)
+
+
+def test_lines_of_a_trace_that_cannot_be_are_named(source: PromptSource, tmp_path: Path) -> None:
+    trace = trace_of(tmp_path, {"prompt_tokens": 300}, {"prompt_tokens": 1})
+    message = r"t.jsonl:2: prompt_tokens: 1 are less than the shortest prompt .* tokenizer, \d+$"
+    with pytest.raises(PlanError, match=message):
+        check_lengths(a_plan(trace=trace), source)
+    check_lengths(a_plan(trace=trace, api="completions"), source)
