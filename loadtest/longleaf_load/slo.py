@@ -1,6 +1,6 @@
 """A service level objective: what a request must meet, and how many of them must."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from longleaf_load.lengths import PlanError
@@ -20,17 +20,28 @@ class Slo:
     share: float = 0.95
 
     def met_by(self, record: Record) -> bool:
-        """Whether the request was served, and in time."""
-        if record.outcome != "ok":
-            return False
-        ttft = None
-        if self.ttft_ms is not None:
-            ttft = self.ttft_ms + self.ttft_ms_per_1k * record.prompt_tokens / 1e3
-        return (
-            _within(record.ttft, ttft)
-            and _within(record.tpot, self.tpot_ms)
-            and _within(record.gap_p99, self.gap_p99_ms)
+        """Whether the request was served, and in time. What has a bound must have been measured."""
+        return record.outcome == "ok" and all(
+            value is not None and value * 1e3 <= limit for _, value, limit in self._bounds(record)
         )
+
+    def unmeasured(self, record: Record) -> list[str]:
+        """The figures that have a bound, of a request that was served, and were not measured."""
+        if record.outcome != "ok":
+            return []
+        return [name for name, value, _ in self._bounds(record) if value is None]
+
+    def _bounds(self, record: Record) -> Iterator[tuple[str, float | None, float]]:
+        """Figure, seconds and the most milliseconds. An answer of one token has no time per token,
+        one of one event no gaps: it meets every bound of these.
+        """
+        if self.ttft_ms is not None:
+            most = self.ttft_ms + self.ttft_ms_per_1k * record.prompt_tokens / 1e3
+            yield "ttft_ms", record.ttft, most
+        if self.tpot_ms is not None and record.completion_tokens != 1:
+            yield "tpot_ms", record.tpot, self.tpot_ms
+        if self.gap_p99_ms is not None and record.events != 1:
+            yield "gap_p99_ms", record.gap_p99, self.gap_p99_ms
 
     def words(self) -> str:
         """In words."""
@@ -63,7 +74,3 @@ def parse_slo(items: Sequence[str]) -> Slo:
     if "ttft_ms_per_1k" in values and "ttft_ms" not in values:
         raise PlanError("--slo: ttft_ms_per_1k is added to ttft_ms, which is missing")
     return Slo(**values)
-
-
-def _within(seconds: float | None, limit_ms: float | None) -> bool:
-    return limit_ms is None or seconds is None or seconds * 1e3 <= limit_ms
