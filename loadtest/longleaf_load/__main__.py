@@ -13,7 +13,7 @@ from longleaf_load.lengths import PlanError, lengths, tokens
 from longleaf_load.options import add_options, check_run, first_model, served_tokenizer
 from longleaf_load.prompts import PromptSource
 from longleaf_load.recording import Recorder
-from longleaf_load.report import compare_page, compare_rows
+from longleaf_load.report import compare_lines, compare_page, compare_rows
 from longleaf_load.run import machine
 
 _COMMIT_ANSWERS = 12
@@ -74,6 +74,7 @@ def compare(first: Path, second: Path, out: Path) -> int:
     reports = [_report(path) for path in (first, second)]
     rows = compare_rows(reports[0], reports[1])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    print("\n".join(compare_lines(reports[0], reports[1])))
     for row in rows:
         print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
     out.mkdir(parents=True, exist_ok=True)
@@ -110,10 +111,18 @@ def record_curve(options: argparse.Namespace) -> int:
 
 
 def _report(path: Path) -> Any:
+    """A report that can be shown: all that one is shown by is tried on it."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
-        report["contexts"], report["points"], report["slo"], report["phases"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        for show in (compare_lines, compare_rows, compare_page):
+            show(report, report)
+    except OSError as error:
+        raise PlanError(f"--compare: {path} cannot be read: {error.strerror}") from None
+    except KeyError as error:
+        raise PlanError(f"--compare: {path} is no report: it has no {error}") from None
+    except RecursionError:
+        raise PlanError(f"--compare: {path} is no report: it is nested too deep") from None
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
         raise PlanError(f"--compare: {path} is no report: {error}") from None
     return report
 

@@ -85,16 +85,16 @@ def plot(
     return _figure(title, _svg(parts), clouds)
 
 
-def stacked(title: str, up: str, bars: Mapping[str, Mapping[str, float]]) -> str:
-    """A bar for each name, made of the named parts."""
-    names = list(dict.fromkeys(part for parts in bars.values() for part in parts))
-    top = max((sum(parts.values()) for parts in bars.values()), default=0.0)
+def stacked(title: str, up: str, bars: Sequence[tuple[str, Mapping[str, float]]]) -> str:
+    """A bar for each label, made of the named parts; labels may be equal."""
+    names = list(dict.fromkeys(part for _, parts in bars for part in parts))
+    top = max((sum(parts.values()) for _, parts in bars), default=0.0)
     if not top:
         return _figure(title, "<p>None.</p>", ())
     y_axis = _Axis(0.0, top * 1.1, False, HEIGHT - _BOTTOM, _TOP)
     parts = [_frame(None, y_axis, "", up)]
     step = (WIDTH - _LEFT - _RIGHT) / len(bars)
-    for place, (label, values) in enumerate(bars.items()):
+    for place, (label, values) in enumerate(bars):
         left, sum_ = _LEFT + step * (place + 0.2), 0.0
         for name, value in values.items():
             y, below = y_axis.at(sum_ + value), y_axis.at(sum_)

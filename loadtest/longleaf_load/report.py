@@ -4,7 +4,9 @@ import html
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from longleaf.metrics import CONTEXT_BUCKETS
 from longleaf_load.plots import Point, plot, stacked
+from longleaf_load.simulation import LABEL
 
 _STYLE = (
     "body{font:15px sans-serif;max-width:1320px;margin:2em auto;padding:0 1em;color:#222}"
@@ -23,6 +25,7 @@ def page(report: Mapping[str, Any]) -> str:
     parts = [
         f"<h1>Load test: {_text(report.get('plan', ''))}</h1>",
         _simulated(report),
+        *_cautions(report),
         f"<p>{_text(headline(report))}</p>",
         _table([("run", "")] + [(name, str(report[name])) for name in _ABOUT if report.get(name)]),
         *_contexts(lambda column: _clouds(points, column)),
@@ -32,12 +35,12 @@ def page(report: Mapping[str, Any]) -> str:
             "a second",
             {"goodput": _goodput(report)},
             lines=True,
-            diagonal=True,
+            diagonal=_one_request_each(report),
         ),
         stacked(
             "Refusals by phase",
             "requests",
-            {one["name"]: one["refusals"] for one in report["phases"]},
+            [(one["name"], one["refusals"]) for one in report["phases"]],
         ),
         "<h2>By context</h2>",
         _table(_rows(report["contexts"])),
@@ -58,28 +61,58 @@ def headline(report: Mapping[str, Any]) -> str:
     verdict = "met" if slo["passed"] else "MISSED"
     stopped = report.get("stopped_after_seconds")
     early = "" if stopped is None else f"STOPPED before its end, after {stopped:.0f} s. "
+    labels = _labels(report)
+    label = f"SIMULATED ({', '.join(labels)}). " if labels else ""
     return (
-        f"{early}{report['requests']} requests: {counts}. {slo['met']:.1%} met the objective "
-        f"({slo['words']}); {slo['share']:.0%} were to: {verdict}."
+        f"{label}{early}{report['requests']} requests: {counts}. "
+        f"{slo['met']:.1%} met the objective ({slo['words']}); {slo['share']:.0%} were to: "
+        f"{verdict}."
     )
 
 
+def simulated_note(report: Mapping[str, Any]) -> str:
+    """A text for those who see the run's files without its report; empty for a real engine."""
+    labels = _labels(report)
+    if not labels:
+        return ""
+    return (
+        f"The engine was simulated ({', '.join(labels)}): no time in this folder, locust_*.csv "
+        "included, was measured of a real one.\n"
+    )
+
+
+def compare_lines(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """What is to be known of two runs before their figures are read."""
+    return [
+        line
+        for name, run in (("A", first), ("B", second))
+        for line in (
+            f"{name}: {headline(run)}",
+            *(f"   CAUTION: {caution}" for caution in run.get("cautions", ())),
+        )
+    ]
+
+
 def compare_rows(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Medians of two runs by context, and the second's relative to the first's."""
+    """Medians of two runs by context, and the second's relative to the first's; "-" for what one of
+    them has not.
+    """
     table: list[tuple[str, ...]] = [("context", "figure", "A", "B", "B / A")]
-    for bucket, one in first["contexts"].items():
-        other = second["contexts"].get(bucket)
-        if other is None:
-            continue
+    runs = (first["contexts"], second["contexts"])
+    for bucket in sorted({*runs[0], *runs[1]}, key=CONTEXT_BUCKETS.index):
+        groups = [run.get(bucket) for run in runs]
+        table.append(_compared(bucket, "requests", *(_of(one, "requests") for one in groups)))
         table += [
-            _compared(bucket, f"{name} p50", one[name]["p50"], other[name]["p50"])
+            _compared(bucket, f"{name} p50", *(_of(_of(one, name), "p50") for one in groups))
             for name in ("ttft_ms", "tpot_ms", "gap_p99_ms", "queue_ms")
-            if one[name] and other[name]
         ]
-        if one["commit_len"] and other["commit_len"]:
-            table.append(_compared(bucket, "commit_len", one["commit_len"], other["commit_len"]))
+        table.append(_compared(bucket, "commit_len", *(_of(one, "commit_len") for one in groups)))
+    table = [row for row in table if row[2:4] != ("-", "-")]
     table.append(_compared("all", "requests", first["requests"], second["requests"]))
-    table.append(_compared("all", "objective met", first["slo"]["met"], second["slo"]["met"]))
+    met = _compared("all", "objective met", first["slo"]["met"], second["slo"]["met"])
+    if first["slo"]["words"] != second["slo"]["words"]:
+        met = (*met[:4], "-")  # shares of different things
+    table.append(met)
     return table
 
 
@@ -96,8 +129,13 @@ def compare_page(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
     parts = [
         "<h1>Two load tests</h1>",
         *(
-            f"<p><b>{name}</b>: {_text(headline(run))} {_text(run['simulated'])}</p>"
+            part
             for name, run in runs.items()
+            for part in (
+                f"<p><b>{name}</b>: {_text(headline(run))}</p>",
+                _simulated(run),
+                *_cautions(run),
+            )
         ),
         _table(compare_rows(first, second)),
         *_contexts(clouds),
@@ -107,20 +145,30 @@ def compare_page(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
             "a second",
             {name: _goodput(run) for name, run in runs.items()},
             lines=True,
-            diagonal=True,
+            diagonal=all(map(_one_request_each, runs.values())),
         ),
     ]
     return _page("Two load tests", parts)
 
 
-def _compared(bucket: str, name: str, one: float, other: float) -> tuple[str, ...]:
-    ratio = f"{other / one:.3f}" if one else "-"
-    return bucket, name, f"{one:.4g}", f"{other:.4g}", ratio
+def _of(values: Mapping[str, Any] | None, name: str) -> Any:
+    return None if values is None else values[name]
+
+
+def _compared(bucket: str, name: str, one: float | None, other: float | None) -> tuple[str, ...]:
+    ratio = f"{other / one:.3f}" if one and other is not None else "-"
+    return bucket, name, _number(one), _number(other), ratio
 
 
 def _goodput(report: Mapping[str, Any]) -> list[Point]:
-    phases = report["phases"]
+    """Of the phases that the run came to."""
+    phases = [one for one in report["phases"] if one["seconds"]]
     return sorted((one["offered_per_second"], one["goodput_per_second"]) for one in phases)
+
+
+def _one_request_each(report: Mapping[str, Any]) -> bool:
+    """Whether an arrival is one request, and goodput at most what is offered."""
+    return not any(one.get("later_turns_per_second") for one in report["phases"])
 
 
 def _contexts(clouds: Callable[[int], Mapping[str, Sequence[Point]]]) -> list[str]:
@@ -133,8 +181,16 @@ def _contexts(clouds: Callable[[int], Mapping[str, Sequence[Point]]]) -> list[st
     ]
 
 
+def _cautions(report: Mapping[str, Any]) -> list[str]:
+    return [f"<p class=note>{_text(caution)}</p>" for caution in report.get("cautions", ())]
+
+
+def _labels(report: Mapping[str, Any]) -> list[str]:
+    return [one for one in report["simulated"] if one.startswith(LABEL)]
+
+
 def _simulated(report: Mapping[str, Any]) -> str:
-    labels = [one for one in report["simulated"] if one.startswith("simulated:")]
+    labels = _labels(report)
     if not labels:
         return ""
     return (
@@ -167,8 +223,8 @@ def _rows(groups: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, ...]]:
 
 
 def _phase_rows(phases: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    numbers = ("seconds", "offered_per_second", "goodput_per_second")
-    head = ("", "s", "offered/s", "goodput/s", "served", "refused", "failed")
+    numbers = ("seconds", "offered_per_second", "later_turns_per_second", "goodput_per_second")
+    head = ("", "s", "offered/s", "later turns/s", "goodput/s", "served", "refused", "failed")
     rows = [
         (
             one["name"],
@@ -198,7 +254,9 @@ def _refusal_rows(report: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if value % 1 else f"{value:.0f}"
 
 
 def _text(value: object) -> str:

@@ -8,8 +8,10 @@ from typing import Any
 
 from longleaf.metrics import CONTEXT_BUCKETS, context_bucket
 from longleaf_load.arrivals import Phase
+from longleaf_load.cautions import cautions
 from longleaf_load.promises import promises
 from longleaf_load.records import Record
+from longleaf_load.simulation import simulated
 from longleaf_load.slo import Slo
 
 _POINTS = 2_000
@@ -19,18 +21,23 @@ _POINTS = 2_000
 def summarize(
     records: Sequence[Record], phases: Sequence[Phase], slo: Slo, about: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The JSON report. ``about``: what was run, where, against what."""
+    """The JSON report. ``about``: what was run, where, against what; ``ran_seconds`` where that was
+    less than the phases, ``simulated`` where that is known although nothing was answered.
+    """
     judged = [record for record in records if record.outcome != "cancelled"]
     met = sum(map(slo.met_by, judged))
     share = met / len(judged) if judged else 0.0
-    return {
+    served = [record.ttft for record in records if record.outcome == "ok"]
+    report = {
         **about,
-        "simulated": sorted({one.fingerprint for one in records if one.fingerprint}),
+        "simulated": simulated(records) or list(about.get("simulated", ())),
+        "fingerprints": sorted({one.fingerprint for one in records if one.fingerprint}),
         "slo": {
             "words": slo.words(),
             "share": slo.share,
             "met": share,
             "passed": share >= slo.share,
+            "unmeasured": dict(Counter(name for one in records for name in slo.unmeasured(one))),
         },
         "requests": len(records),
         "outcomes": dict(Counter(record.outcome for record in records)),
@@ -40,23 +47,17 @@ def summarize(
         "retried": _retried(records),
         "exact_prompts": _exact(records),
         "late_p99_seconds": _quantile([record.late for record in records], 0.99),
+        "ttft_p50_seconds": _quantile([ttft for ttft in served if ttft is not None], 0.5),
         "contexts": _groups(
             records, lambda record: context_bucket(record.prompt_tokens), CONTEXT_BUCKETS
         ),
         "texts": _groups(
             records, lambda record: record.text, sorted({one.text for one in records})
         ),
-        "phases": [_phase(phase, index, records, slo) for index, phase in enumerate(phases)],
+        "phases": _phases(phases, records, slo, about.get("ran_seconds")),
         "points": _points(records),
     }
-
-
-def _bucket(record: Record) -> str:
-    return context_bucket(record.prompt_tokens)
-
-
-def _text(record: Record) -> str:
-    return record.text
+    return {**report, "cautions": list(cautions(report))}
 
 
 def _groups(
@@ -70,7 +71,6 @@ def _groups(
 
 def _group(records: Sequence[Record]) -> dict[str, Any]:
     served = [record for record in records if record.outcome == "ok"]
-    commits = [one.commit_len for one in served if one.commit_len]
     return {
         "requests": len(records),
         "served": len(served),
@@ -82,28 +82,57 @@ def _group(records: Sequence[Record]) -> dict[str, Any]:
         "gap_p99_ms": _spread([one.gap_p99 for one in served]),
         "queue_ms": _spread([one.queue_seconds for one in served]),
         "prefill_ms": _spread([one.prefill_seconds for one in served]),
-        "commit_len": statistics.fmean(commits) if commits else None,
+        "commit_len": _commit_len(served),
     }
 
 
-def _phase(phase: Phase, index: int, records: Sequence[Record], slo: Slo) -> dict[str, Any]:
-    own = [record for record in records if record.phase == index]
-    first = [record for record in own if record.attempt == 1]
+def _commit_len(records: Iterable[Record]) -> float | None:
+    """Tokens that a step committed on average: a long answer has more of them than a short one."""
+    counted = [(one.commit_len, one.steps) for one in records if one.commit_len and one.steps]
+    steps = sum(steps for _, steps in counted)
+    return sum(tokens * steps for tokens, steps in counted) / steps if steps else None
+
+
+def _phases(
+    phases: Sequence[Phase], records: Sequence[Record], slo: Slo, ran: float | None
+) -> list[dict[str, Any]]:
+    """Each phase, of the seconds that it had where the run ended after ``ran`` of them."""
+    by_phase: list[list[Record]] = [[] for _ in phases]
+    for record in records:
+        by_phase[record.phase].append(record)
+    begin, found = 0.0, []
+    for index, (phase, own) in enumerate(zip(phases, by_phase, strict=True)):
+        seconds = phase.seconds if ran is None else min(phase.seconds, max(0.0, ran - begin))
+        found.append(_phase(phase, seconds, own or [_nothing(index)], slo))
+        begin += phase.seconds
+    return found
+
+
+def _phase(phase: Phase, seconds: float, own: Sequence[Record], slo: Slo) -> dict[str, Any]:
+    asked = [record for record in own if record.attempt == 1 and record.outcome != "none"]
+    arrived = [record for record in asked if record.turn == 1]
     good = [record for record in own if slo.met_by(record)]
+
+    def rate(amount: float) -> float:
+        return amount / seconds if seconds else 0.0
+
     return {
         "name": phase.name,
-        "seconds": phase.seconds,
-        "offered_per_second": len(first) / phase.seconds,
-        "offered_tokens_per_second": sum(one.prompt_tokens for one in first) / phase.seconds,
-        "goodput_per_second": len(good) / phase.seconds,
-        "goodput_prompt_tokens_per_second": sum(one.prompt_tokens for one in good) / phase.seconds,
-        "goodput_completion_tokens_per_second": sum(one.completion_tokens or 0 for one in good)
-        / phase.seconds,
+        "seconds": seconds,
+        "planned_seconds": phase.seconds,
+        "offered_per_second": rate(len(arrived)),
+        "offered_tokens_per_second": rate(sum(one.prompt_tokens for one in arrived)),
+        "later_turns_per_second": rate(len(asked) - len(arrived)),
+        "goodput_per_second": rate(len(good)),
+        "goodput_prompt_tokens_per_second": rate(sum(one.prompt_tokens for one in good)),
+        "goodput_completion_tokens_per_second": rate(
+            sum(one.completion_tokens or 0 for one in good)
+        ),
         "refusals": _reasons(own, "refused"),
         "failures": _reasons(own, "failed"),
         "retry_after": _promised(own),
-        **_group(own or [_nothing(index)]),
-        "requests": len(own),
+        **_group(own),
+        "requests": sum(one.outcome != "none" for one in own),
     }
 
 

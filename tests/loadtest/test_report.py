@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -10,7 +11,7 @@ from longleaf_load.arrivals import Phase
 from longleaf_load.lengths import PlanError
 from longleaf_load.promises import promises
 from longleaf_load.records import Record, read_records, write_records
-from longleaf_load.report import compare_page, page
+from longleaf_load.report import compare_page, compare_rows, headline, page
 from longleaf_load.slo import Slo, parse_slo
 from longleaf_load.summary import summarize
 
@@ -156,15 +157,83 @@ def test_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path, report in zip(paths, (one, other), strict=True):
         path.write_text(json.dumps(report))
     assert main(["--compare", *map(str, paths), "--out", str(tmp_path)]) == 0
-    line = next(line for line in capsys.readouterr().out.splitlines() if "ttft_ms" in line)
+    said = capsys.readouterr().out
+    line = next(line for line in said.splitlines() if "ttft_ms" in line)
     assert line.split() == ["1k", "ttft_ms", "p50", "500", "750", "1.500"]
+    assert f"A: {headline(one)}\n" in said
     assert (tmp_path / "compare.html").read_text().count("<svg") == 4
+
+
+def test_compare_shows_what_one_run_alone_has() -> None:
+    one, other = some(), some()
+    one["contexts"]["64k"] = one["contexts"].pop("4k")
+    one["contexts"]["64k"]["tpot_ms"] = None
+    rows = {row[:2]: row[2:] for row in compare_rows(one, other)}
+    assert rows["4k", "ttft_ms p50"] == ("-", "500", "-")
+    assert rows["64k", "ttft_ms p50"] == ("500", "-", "-")
+    assert rows["64k", "requests"] == ("4", "-", "-")
+    assert ("64k", "tpot_ms p50") not in rows
+    contexts = [context for context, _ in rows]
+    assert list(dict.fromkeys(contexts)) == ["context", "1k", "4k", "64k", "all"]
+
+
+def test_shares_of_different_objectives_have_no_ratio() -> None:
+    one, other = some(), some()
+    assert compare_rows(one, other)[-1] == ("all", "objective met", "0.6667", "0.6667", "1.000")
+    other["slo"]["words"] = "served at all"
+    assert compare_rows(one, other)[-1] == ("all", "objective met", "0.6667", "0.6667", "-")
+
+
+def test_phases_of_equal_names_have_a_bar_each() -> None:
+    phases = [replace(phase, name="60/s") for phase in PHASES]
+    records = [refused(0, 1.0), refused(1, 1.0, phase=1), refused(2, 1.0, phase=1)]
+    text = page(summarize(records, phases, Slo(), {"plan": "p"}))
+    bars = text.split("Refusals by phase")[1].split("</figure>")[0]
+    heights = [float(one.split('"')[1]) for one in bars.split("<rect")[1:]
+               for one in [one.split("height=", 1)[1]]]  # fmt: skip
+    assert bars.count(">60/s<") == 2
+    assert heights[1] == pytest.approx(2 * heights[0], rel=0.01)
+
+
+def lacking(*path: str) -> str:
+    report = some()
+    part = report
+    for name in path[:-1]:
+        part = part[name]
+    del part[path[-1]]
+    return json.dumps(report)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(lacking(name), f"is no report: it has no '{name}'")
+     for name in ("outcomes", "simulated", "requests", "contexts", "points", "slo", "phases")]
+    + [(lacking("contexts", "1k", "gap_p99_ms"), "is no report: it has no 'gap_p99_ms'"),
+       (lacking("slo", "words"), "is no report: it has no 'words'"),
+       ("[" * 100_000, "is no report: it is nested too deep"),
+       ("[]", "is no report"), ("nothing", "is no report"), ("{}", "is no report: it has no"),
+       (json.dumps({**some(), "requests": "many"}), "is no report"),
+       (json.dumps({**some(), "contexts": {"5k": {}}}), "is no report"),
+       (json.dumps({**some(), "points": [[1]]}), "is no report"),
+       (json.dumps({**some(), "outcomes": []}), "is no report")],
+)  # fmt: skip
+def test_what_is_no_report_is_named(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, content in (("a.json", json.dumps(some())), ("b.json", text)):
+        (tmp_path / name).write_text(content)
+    with pytest.raises(SystemExit) as ended:
+        main(["--compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"),
+              "--out", str(tmp_path / "out")])  # fmt: skip
+    assert ended.value.code == 2
+    assert f"b.json {message}" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [([], "--url is missing"), (["--url", "http://x", "--workers", "0"], "--workers must be"),
-     (["--compare", "a.json", "b.json"], "a.json is no report"),
+     (["--compare", "a.json", "b.json"], "a.json cannot be read: No such file"),
      (["--url", "http://x", "--workers", "9999"], "--workers must be between 1 and 256"),
      (["--url", "http://127.0.0.1:1"], "does not list its models: "),
      (["--url", "nowhere"], "'nowhere' is no URL like http://host:8080"),
