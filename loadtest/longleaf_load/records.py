@@ -66,8 +66,9 @@ def from_row(row: dict[str, Any]) -> Record:
 
 
 def write_records(path: Path, records: Iterable[Record]) -> None:
-    """One JSON object a line."""
-    path.write_text("".join(json.dumps(record.row()) + "\n" for record in records))
+    """One JSON object a line; what was written stays where the disk is full before the end."""
+    with path.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(record.row()) + "\n" for record in records)
 
 
 def read_records(path: Path) -> Iterator[Record]:

@@ -7,21 +7,25 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from longleaf.metrics import context_bucket
+from longleaf_load.interrupts import interrupt_once, uninterrupted
+from longleaf_load.outputs import Outputs
 from longleaf_load.plan import Plan
 from longleaf_load.prompts import PromptSource
 from longleaf_load.records import Record, write_records
-from longleaf_load.report import headline, page
+from longleaf_load.report import headline, page, simulated_note
+from longleaf_load.simulation import LABEL, label, lost_seconds, simulated
 from longleaf_load.slo import Slo
 from longleaf_load.summary import summarize
 
 _FEW = 5
+_UNWRITTEN = 2
 _STOPPED = 3
 
 
@@ -51,7 +55,10 @@ class Run:
     _begun: float = field(default_factory=time.monotonic)
 
     def begin(self) -> None:
-        """The clock starts."""
+        """The clock starts. From now on one Ctrl-C ends the run, and a second one does not keep
+        the first from making its report.
+        """
+        interrupt_once()
         self.begun = True
         self._begun = time.monotonic()
 
@@ -88,19 +95,63 @@ class Run:
         return sum(map(self.slo.met_by, own)) < self.plan.stop_below * len(own)
 
     def close(self) -> int:
-        """Write the report; the exit status: 0 if the objective was met, 3 if the run was stopped
-        before its end, whatever was met until then.
+        """Write the report; the exit status: 0 if the objective was met, 2 where something could
+        not be written, 3 if the run was stopped before its end, whatever was met until then.
         """
         self.closed = True
-        report = summarize(self.records, self.plan.phases, self.slo, self._about())
-        self.out.mkdir(parents=True, exist_ok=True)
-        (self.out / "report.json").write_text(json.dumps(report, indent=1) + "\n")
-        (self.out / "report.html").write_text(page(report))
-        write_records(self.out / "records.jsonl", self.records)
-        print(f"\n{headline(report)}\nreport: {self.out / 'report.html'}", file=sys.stderr)
+        with uninterrupted():
+            return self._close()
+
+    def _close(self) -> int:
+        """Records first: a report can be made of them, they of nothing."""
+        stopped = None if self.done else self.clock()
+        records = tuple(self.records)
+        out = Outputs(self.out)
+        out.write("records.jsonl", lambda path: write_records(path, records))
+        about = {
+            **self._about(),
+            "stopped_after_seconds": stopped,
+            "ran_seconds": self._ran_seconds(records) if stopped is None else stopped,
+            **self._simulation(records),
+        }
+        report = summarize(records, self.plan.phases, self.slo, about)
+        out.write_whole("report.json", json.dumps(report, indent=1) + "\n")
+        out.write_whole("report.html", page(report))
+        out.write_whole("SIMULATED.txt", simulated_note(report))
+        print(f"\n{headline(report)}", file=sys.stderr)
+        for caution in report["cautions"]:
+            print(f"CAUTION: {caution}", file=sys.stderr)
+        for failure in out.failures:
+            print(f"longleaf_load: error: {failure}", file=sys.stderr)
+        if out.failures:
+            return _UNWRITTEN
+        print(f"report: {self.out / 'report.html'}", file=sys.stderr)
         if not self.done:
             return _STOPPED
         return 0 if report["slo"]["passed"] else 1
+
+    def _ran_seconds(self, records: Sequence[Record]) -> float:
+        """Of a run that came to its end: its phases' seconds, those left out that it did not come
+        to for too little was served.
+        """
+        phases = self.plan.phases
+        if self.plan.stop_below and records:
+            phases = phases[: 1 + max(record.phase for record in records)]
+        return sum(phase.seconds for phase in phases)
+
+    def _simulation(self, records: Sequence[Record]) -> dict[str, Any]:
+        """Whether a simulated engine answered, and how well it kept up."""
+        found = simulated(records)
+        if records and not found and not self.outcomes["ok"]:
+            told = label(self.url, self.plan.api, self.model, self.key)
+            found = [told] if told is not None and told.startswith(LABEL) else []
+        if not found:
+            return {"simulated": []}
+        replicas = {one.replica for one in records if one.replica}
+        return {
+            "simulated": found,
+            "simulation_lost_seconds": lost_seconds(sorted(replicas) or [self.url]),
+        }
 
     def _about(self) -> dict[str, Any]:
         return {
@@ -110,7 +161,6 @@ class Run:
             "plan": self.plan_name,
             "seed": self.plan.seed,
             "workers": self.workers,
-            "stopped_after_seconds": None if self.done else round(self.clock(), 3),
             "command": shlex.join(sys.argv),
         }
 

@@ -1,0 +1,204 @@
+"""The end of a run: what is written, whatever gets in its way."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from longleaf.embedded.load import DEFAULT_MODELS
+from longleaf_load.interrupts import interrupt_once, uninterrupted
+from longleaf_load.plan import parse_plan
+from longleaf_load.prompts import PromptSource
+from longleaf_load.records import read_records
+from longleaf_load.run import Run
+from longleaf_load.simulation import label, lost_seconds
+from longleaf_load.slo import Slo
+from tests.loadtest.serving import DONE, blank, event, head, served
+from tests.simulate.conftest import simulated
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCUST = ROOT / ".venv-loadtest" / "bin" / "python"
+ENV = {**os.environ, "PYTHONPATH": f"{ROOT / 'loadtest'}{os.pathsep}{ROOT / 'service'}"}
+PHASE = {"seconds": 10, "rate": 1.0}
+ANSWER = head() + event("a") + event("b") + b'data: {"usage": {"completion_tokens": 4}}\n\n' + DONE
+
+
+def run_of(out: Path, url: str = "http://127.0.0.1:1", **values: Any) -> Run:
+    plan = parse_plan({"phase": [PHASE] * 3, "prompts": {"length": 100}, **values}, out)
+    return Run(
+        plan=plan, source=PromptSource(DEFAULT_MODELS / "tiny-target", 500, seed=1), slo=Slo(),
+        url=url, model="longleaf-simulated", key=None, workers=1, out=out, plan_name="p",
+    )  # fmt: skip
+
+
+def ended(run: Run, **values: Any) -> tuple[int, dict[str, Any]]:
+    run.add(blank(**{"outcome": "ok", "ttft": 0.1, **values}))
+    run.done = True
+    return run.close(), json.loads((run.out / "report.json").read_text())
+
+
+def test_a_simulated_run_is_labelled_and_asks_whether_its_replicas_kept_up(tmp_path: Path) -> None:
+    with simulated("--speed", "50") as engine:
+        (url,) = engine.urls
+        told = label(url, "chat", "longleaf-simulated", None)
+        assert told == "simulated:h200-ddtree:x50"
+        lost = lost_seconds(["http://127.0.0.1:1", url])
+        assert lost is not None
+        assert lost >= 0
+        _, report = ended(run_of(tmp_path), fingerprint=told, replica=url)
+    assert report["simulation_lost_seconds"] >= lost
+    assert "simulated (simulated:h200-ddtree:x50)" in (tmp_path / "SIMULATED.txt").read_text()
+    _, report = ended(run_of(tmp_path), fingerprint="fp_1")
+    assert report["simulated"] == []
+    assert not (tmp_path / "SIMULATED.txt").exists(), "an earlier run's label"
+
+
+def test_the_worst_of_the_replicas_counts(tmp_path: Path) -> None:
+    line = b'longleaf_simulation_lost_seconds{simulated="c"} %s\n'
+    with (
+        served([(0.0, head() + line % b"0.5")]) as one,
+        served([(0.0, head() + line % b"7.25")]) as other,
+    ):
+        assert lost_seconds([one, other, "http://127.0.0.1:1"]) == 7.25
+    with served([(0.0, head() + b"other 3\n")]) as one:
+        assert lost_seconds([one]) is None
+    assert lost_seconds([]) is None
+
+
+def test_a_run_that_was_only_refused_is_labelled_too(tmp_path: Path) -> None:
+    with simulated("--speed", "50") as engine:
+        run = run_of(tmp_path, engine.urls[0])
+        _, report = ended(run, outcome="refused", status=429, reason="full")
+    assert report["simulated"] == ["simulated:h200-ddtree:x50"]
+    assert report["requests"] == 1
+
+
+def test_a_run_that_ended_early_has_the_time_of_the_phases_that_began(tmp_path: Path) -> None:
+    _, report = ended(run_of(tmp_path, stop_below=0.5), phase=1)
+    assert [one["seconds"] for one in report["phases"]] == [10, 10, 0]
+    _, report = ended(run_of(tmp_path), phase=1)
+    assert [one["seconds"] for one in report["phases"]] == [10, 10, 10]
+    run = run_of(tmp_path)
+    run.begin()
+    assert run.close() == 3
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert 0 < report["phases"][0]["seconds"] < 10
+    assert report["phases"][1]["seconds"] == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_loses_what_it_must_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "report.json").write_text("an earlier run's")
+    (tmp_path / "report.json.part").symlink_to("/dev/full")
+    run = run_of(tmp_path)
+    run.add(blank(outcome="ok", ttft=0.1))
+    run.done = True
+    assert run.close() == 2
+    assert [one.outcome for one in read_records(tmp_path / "records.jsonl")] == ["ok"]
+    assert "<svg" in (tmp_path / "report.html").read_text()
+    assert not (tmp_path / "report.json").exists()
+    said = capsys.readouterr().err
+    assert f"error: {tmp_path}/report.json could not be written: No space left on device\n" in said
+    assert "100.0% met the objective" in said
+
+
+def test_a_folder_that_cannot_be_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    run = run_of(tmp_path)
+    run.out = tmp_path / "file"
+    assert run.close() == 2
+    assert "records.jsonl could not be written: " in capsys.readouterr().err
+
+
+@pytest.fixture
+def restored() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("restored")
+def test_one_interrupt_counts() -> None:
+    interrupt_once()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.usefixtures("restored")
+def test_nothing_interrupts_a_report() -> None:
+    with uninterrupted():
+        signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_process_that_ignores_interrupts_goes_on_doing_so() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    interrupt_once()
+    signal.raise_signal(signal.SIGINT)
+
+
+def load_command(folder: Path, url: str, workers: int, plan: str) -> list[str]:
+    (folder / "plan.toml").write_text(plan)
+    command = [str(LOCUST), "-m", "longleaf_load", "--url", url, "--workers", str(workers)]
+    command += ["--model-name", "m", "--plan", str(folder / "plan.toml")]
+    return [*command, "--out", str(folder / "out")]
+
+
+@pytest.mark.skipif(not LOCUST.exists(), reason="needs Locust: make .venv-loadtest/.ready")
+@pytest.mark.parametrize("workers", [1, 3])
+def test_impatience_loses_nothing(tmp_path: Path, workers: int) -> None:
+    plan = '[[phase]]\nseconds = 400\nrate = 30.0\n[prompts]\nlength = 100\nlongest = "1k"'
+    said = ""
+    with (
+        served([(0.0, ANSWER)]) as url,
+        subprocess.Popen(
+            load_command(tmp_path, url, workers, plan), env=ENV, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, start_new_session=True, text=True,
+        ) as run,
+    ):  # fmt: skip
+        assert run.stdout is not None
+        for line in run.stdout:
+            said += line
+            if " ok" in line:
+                break
+        for _ in range(3):
+            os.killpg(run.pid, signal.SIGINT)
+        said += run.stdout.read()
+        assert run.wait() == 3, said
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    records = list(read_records(tmp_path / "out" / "records.jsonl"))
+    assert report["requests"] == len(records) > 0
+    assert report["phases"][0]["seconds"] == report["stopped_after_seconds"] > 0
+
+
+@pytest.mark.skipif(not LOCUST.exists(), reason="needs Locust: make .venv-loadtest/.ready")
+def test_how_late_each_request_was_sent_is_recorded(tmp_path: Path) -> None:
+    plan = '[[phase]]\nseconds = 1\nrate = 20.0\nburst = 0\n[prompts]\nlength = 100\nlongest = "1k"'
+    with served([(0.0, ANSWER)]) as url:
+        done = subprocess.run(
+            load_command(tmp_path, url, 1, plan),
+            env=ENV,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    records = list(read_records(tmp_path / "out" / "records.jsonl"))
+    assert len(records) == 19
+    for record in records:
+        planned = (record.arrival + 1) / 20
+        assert record.late > 0
+        assert record.sent - record.late == pytest.approx(planned, abs=1e-5)
