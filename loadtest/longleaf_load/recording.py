@@ -1,8 +1,8 @@
 """Records an engine's curve and its commit_len, for ``longleaf simulate`` to go by.
 
 Prefill is the engine's own busy time (``/v1/loads``). A step is the time between the events of
-streams that decode together, so it has all in it that a step takes. Nothing else may run on the
-engine meanwhile.
+streams that decode together, so it has all in it that a step takes; where they did not, nothing is
+recorded. Nothing else may run on the engine meanwhile.
 """
 
 import http.client
@@ -23,7 +23,11 @@ from longleaf_load.prompts import KINDS, PromptSource
 _SECONDS = 600.0
 _ANSWER = 160
 """Tokens of an answer: enough steps to take a median of."""
+_AROUND = 32
+"""Tokens that a stream may need beside its prompt and its answer."""
 _REPEATS = 5
+_FEWEST_STEPS = 3
+_LOCAL = {"127.0.0.1", "::1", "localhost"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +54,27 @@ class Recorder:
         self._random = random.Random(seed)
         self._tell = tell
 
+    def about(self, machine: str | None) -> dict[str, Any]:
+        """What was recorded: the engine by its own word, and ``machine``, on which it runs (by
+        default this one, where the engine is on it, too). An engine that is simulated says so.
+        """
+        info = self._info()
+        names = ("version", "model_path", "device", "max_running_requests")
+        about: dict[str, Any] = {"engine": {name: info.get(name) for name in names}}
+        if machine is not None or self._host not in _LOCAL:
+            about["machine"] = machine
+        if info.get("simulated"):
+            about["simulated"] = str(info["simulated"])
+            self._tell(f"{self._url} is no engine but simulated, {about['simulated']}")
+        return about
+
     def curve(self, contexts: Sequence[int], batches: Sequence[int]) -> dict[str, Any]:
         """``steps`` and ``prefill`` of a curve, and what the engine says of itself."""
-        info = self._get("/server_info")
+        info = self._info()
         load = self._load()
         pool = int(load["max_total_num_tokens"])
         size = load.get("memory", {}).get("kv_cache_gb", 0.0) * 2**30
-        if contexts[0] + _ANSWER + 32 >= pool:
-            raise PlanError(
-                f"--contexts: the shortest, {contexts[0]}, does not fit the engine's pool of {pool}"
-            )
+        _check(contexts, batches, pool, info.get("max_running_requests"))
         self._prefill(contexts[0])  # the first request warms up
         return {
             "nodes": info.get("speculative_num_draft_tokens") or 1,
@@ -68,7 +83,7 @@ class Recorder:
                 {"context": context, "batch": batch, "seconds": self._step(context, batch)}
                 for batch in batches
                 for context in contexts
-                if batch * (context + _ANSWER + 32) < pool
+                if self._fits(context, batch, pool)
             ],
             "prefill": [
                 {"context": context, "cached": 0, "seconds": self._prefill(context)}
@@ -99,6 +114,12 @@ class Recorder:
             mean = sum((n + 1) * count for n, count in enumerate(counts)) / max(1, sum(counts))
             self._tell(f"commit_len of {kind}: {mean:.2f}")
         return kinds
+
+    def _fits(self, context: int, batch: int, pool: int) -> bool:
+        fits = _needed(context, batch) < pool
+        if not fits:
+            self._tell(f"step of {batch} at {context} tokens: left out, the pool has {pool}")
+        return fits
 
     def _prefill(self, context: int) -> float:
         """Median seconds of a prompt's prefill, nothing of it cached."""
@@ -139,9 +160,11 @@ class Recorder:
         end = min(answer.times[-1] for answer in answers)
         counts = [sum(begin <= at <= end for at in answer.times) - 1 for answer in answers]
         steps = statistics.fmean(counts)
-        if steps < 3:  # too little in common: what each of them saw
-            steps = statistics.fmean(len(answer.times) - 1 for answer in answers)
-            end = begin + statistics.fmean(one.times[-1] - one.times[0] for one in answers)
+        if steps < _FEWEST_STEPS:
+            raise PlanError(
+                f"--batches: {batch} answers after {context} tokens did not decode together: does "
+                f"{self._url} run so many at once?"
+            )
         seconds = (end - begin) / steps
         self._tell(f"step of {batch} at {context} tokens: {seconds * 1e3:.2f} ms")
         return round(seconds, 6)
@@ -183,6 +206,12 @@ class Recorder:
             raise PlanError(f"{self._url} answered without text: {last[:300]!r}")
         return _Answer(times, details.get("spec_correct_drafts_histogram") or [0])
 
+    def _info(self) -> dict[str, Any]:
+        info = self._get("/server_info")
+        if not isinstance(info, dict):
+            raise PlanError(f"{self._url}/server_info tells nothing: --url must be an engine's")
+        return info
+
     def _load(self) -> dict[str, Any]:
         try:
             load: dict[str, Any] = self._get("/v1/loads")["loads"][0]
@@ -202,3 +231,25 @@ class Recorder:
             raise PlanError(
                 f"{self._url}{path}: {error}: --url must be an engine's, not a gateway's"
             ) from None
+
+
+def _needed(context: int, batch: int) -> int:
+    """Tokens of the pool."""
+    return batch * (context + _ANSWER + _AROUND)
+
+
+def _check(contexts: Sequence[int], batches: Sequence[int], pool: int, running: object) -> None:
+    """Every context and every batch must be recorded at least once."""
+    if isinstance(running, int) and batches[-1] > running:
+        raise PlanError(
+            f"--batches: the engine runs at most {running} requests at once, got {batches[-1]}"
+        )
+    for field, context, batch in (
+        ("--contexts", contexts[-1], batches[0]),
+        ("--batches", contexts[0], batches[-1]),
+    ):
+        if _needed(context, batch) >= pool:
+            raise PlanError(
+                f"{field}: {batch} x {context} tokens and answers of {_ANSWER} do not fit the "
+                f"engine's pool of {pool}"
+            )

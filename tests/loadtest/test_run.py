@@ -4,8 +4,9 @@ import csv
 import json
 import os
 import signal
+import socket
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,13 @@ from typing import Any
 import pytest
 
 from longleaf.embedded.load import DEFAULT_MODELS
-from longleaf_load.plan import parse_plan
+from longleaf_load.__main__ import main
+from longleaf_load.arrivals import arrivals
+from longleaf_load.plan import load_plan, parse_plan
 from longleaf_load.prompts import PromptSource
 from longleaf_load.records import Record, read_records
 from longleaf_load.run import Run
+from longleaf_load.sessions import Sessions
 from longleaf_load.slo import Slo
 from longleaf_load.stream import Client
 from tests.gateway.running import running_gateway
@@ -26,6 +30,9 @@ pytestmark = pytest.mark.anyio
 ROOT = Path(__file__).resolve().parents[2]
 LOCUST = ROOT / ".venv-loadtest" / "bin" / "python"
 ENV = {**os.environ, "PYTHONPATH": f"{ROOT / 'loadtest'}{os.pathsep}{ROOT / 'service'}"}
+needs_locust = pytest.mark.skipif(
+    not LOCUST.exists(), reason="needs Locust: make test-load brings it"
+)
 PLAN = """
 seed = 3
 [[phase]]
@@ -67,6 +74,25 @@ async def gateway() -> AsyncIterator[Any]:
             *engines.urls, ready=2, tokenizers=(tokenizer,), queue_size=3
         ) as one:
             yield one
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        port: int = one.getsockname()[1]
+        return port
+
+
+def follow_the_plan(records: Sequence[Record], path: Path) -> None:
+    """Each arrival was made once, in its phase, when the plan says and not before."""
+    plan = load_plan(path)
+    planned = {one.number: one for one in arrivals(plan.phases, plan.seed)}
+    first = [one for one in records if (one.turn, one.attempt) == (1, 1)]
+    assert sorted(one.arrival for one in first) == sorted(planned)
+    for one in first:
+        arrival = planned[one.arrival]
+        assert one.phase == arrival.phase
+        assert one.sent - one.late == pytest.approx(arrival.at, abs=1e-6)
+        assert one.late > -0.002, "sleeps may end a moment early"
 
 
 def load_command(url: str, folder: Path, workers: int) -> list[str]:
@@ -124,7 +150,7 @@ async def test_clients_that_leave_and_requests_that_are_refused(gateway: Any) ->
     assert (gone.outcome, gone.reason) == ("failed", "ConnectionRefusedError")
 
 
-@pytest.mark.skipif(not LOCUST.exists(), reason="needs Locust: make .venv-loadtest/.ready")
+@needs_locust
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_a_plan_from_beginning_to_end(gateway: Any, tmp_path: Path, workers: int) -> None:
     import anyio
@@ -141,6 +167,7 @@ async def test_a_plan_from_beginning_to_end(gateway: Any, tmp_path: Path, worker
     assert report["requests"] == len(records) > 100
     seen = {(one.arrival, one.turn, one.attempt) for one in records}
     assert len(seen) == len(records), "each arrival was made once, by one worker"
+    follow_the_plan(records, tmp_path / "plan.toml")
     assert {one.outcome for one in records} == {"ok", "refused", "cancelled"}
     assert (report["seed"], report["workers"]) == (3, workers)
     assert report["stopped_after_seconds"] is None
@@ -158,7 +185,7 @@ async def test_a_plan_from_beginning_to_end(gateway: Any, tmp_path: Path, worker
     assert "<svg" in (tmp_path / "out" / "report.html").read_text()
 
 
-@pytest.mark.skipif(not LOCUST.exists(), reason="needs Locust: make .venv-loadtest/.ready")
+@needs_locust
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_a_run_that_is_stopped_reports_and_fails(
     gateway: Any, tmp_path: Path, workers: int
@@ -187,7 +214,107 @@ async def test_a_run_that_is_stopped_reports_and_fails(
     assert "STOPPED before its end" in (tmp_path / "out" / "report.html").read_text()
 
 
-@pytest.mark.skipif(not LOCUST.exists(), reason="needs Locust: make .venv-loadtest/.ready")
+@needs_locust
+async def test_workers_from_anywhere_join_a_run(gateway: Any, tmp_path: Path) -> None:
+    """As on three machines: each has its own folder, session and copy of the plan."""
+    import anyio
+
+    address, said = f"127.0.0.1:{free_port()}", {}
+    roles = [("--listen", "master"), ("--join", "one"), ("--join", "two")]
+
+    async def start(option: str, name: str, *more: str) -> None:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "plan.toml").write_text(PLAN.replace("rate = 160.0", "rate = 20.0"))
+        command = [*load_command(gateway.url, folder, 2), option, address, *more]
+        said[name] = done = await anyio.run_process(
+            command,
+            check=False, env=ENV, stderr=subprocess.STDOUT, cwd=folder, start_new_session=True,
+        )  # fmt: skip
+        if done.returncode:  # the others would wait for it
+            group.cancel_scope.cancel()
+
+    async with anyio.create_task_group() as group:
+        for option, name in roles:
+            group.start_soon(start, option, name, *(["--slo", "share=0.001"] * (name == "master")))
+    for name, done in said.items():
+        assert done.returncode == 0, f"{name}: {done.stdout.decode()}"
+    out = tmp_path / "master" / "out"
+    records = list(read_records(out / "records.jsonl"))
+    follow_the_plan(records, tmp_path / "master" / "plan.toml")
+    report = json.loads((out / "report.json").read_text())
+    assert (report["workers"], report["requests"]) == (2, len(records))
+    assert report["outcomes"]["ok"] > 20
+    assert not (tmp_path / "one" / "out" / "report.json").exists()
+
+
+@needs_locust
+async def test_a_worker_of_another_plan_is_told(gateway: Any, tmp_path: Path) -> None:
+    import anyio
+
+    (tmp_path / "plan.toml").write_text(PLAN)
+    address, said = f"127.0.0.1:{free_port()}", {}
+
+    async def start(*words: str) -> None:
+        command = [*load_command(gateway.url, tmp_path, 1), *words]
+        said[words[0]] = await anyio.run_process(
+            command, check=False, env=ENV, stderr=subprocess.STDOUT, start_new_session=True
+        )
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(start, "--listen", address)
+        group.start_soon(start, "--join", address, "--rate", "0.5")
+    master = said["--listen"]
+    assert master.returncode == 2, master.stdout.decode()
+    assert "was told another plan, model, --rate, --longer" in master.stdout.decode()
+    assert not (tmp_path / "out" / "report.json").exists()
+
+
+@needs_locust
+async def test_clients_leave_while_they_wait(tmp_path: Path) -> None:
+    """After the time that the plan draws, wherever the request is by then."""
+    import anyio
+
+    path = tmp_path / "plan.toml"
+    path.write_text(
+        """
+        [[phase]]
+        seconds = 1
+        rate = 16.0
+        [prompts]
+        length = "8k"
+        longest = "8k"
+        [answers]
+        max_tokens = 400
+        [cancel]
+        share = 1.0
+        seconds = 0.5
+        """
+    )
+    made = Sessions(load_plan(path), PromptSource(DEFAULT_MODELS / "tiny-target", 8192, 1), "tiny")
+    stay = {}
+    for arrival in made.arrivals():
+        turn = made.turns(arrival).next()
+        assert turn is not None
+        stay[arrival.number] = turn.leave_seconds
+    with simulated() as engine:  # it prefills one prompt after the other
+        command = load_command(engine.urls[0], tmp_path, 1)
+        done = await anyio.run_process(command, check=False, env=ENV, stderr=subprocess.STDOUT)
+    assert done.returncode == 1, done.stdout.decode()
+    records = list(read_records(tmp_path / "out" / "records.jsonl"))
+    assert {one.outcome for one in records} == {"cancelled"}
+    early = [one for one in records if one.reason == "before the first token"]
+    assert len(early) > 2
+    for one in early:
+        seconds = stay[one.arrival]
+        assert seconds is not None
+        assert one.seconds is not None
+        assert one.seconds >= seconds - 0.002
+        assert (one.ttft, one.events) == (None, 0)
+    assert all(one.events > 1 for one in records if stay[one.arrival] is None)
+
+
+@needs_locust
 async def test_refused_clients_come_back_when_they_are_told_to(
     gateway: Any, tmp_path: Path
 ) -> None:
@@ -220,6 +347,46 @@ async def test_refused_clients_come_back_when_they_are_told_to(
         assert one.sent >= first[one.arrival].sent + told
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["retried"]["attempts"] == len(again)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--url", "http://[::1"], "'http://[::1' is no URL like http://host:8080"),
+        (["--url", "nowhere", "--model-name", "x"], "'nowhere' is no URL like"),
+        (["--url", "http://h:99999", "--model-name", "x"], "'http://h:99999' is no URL like"),
+        (["--record-curve", "x", "--url", "http://[::1"], "'http://[::1' is no URL like"),
+        (["--plan", "{}/short.toml"], "documents.length: 5 tokens are less than the shortest"),
+        (["--rate", "1e308"], "requests (rates and seconds, times --rate and --longer) are more"),
+        (["--listen", "5557"], "--listen must be HOST:PORT, such as 10.0.0.5:5557, got '5557'"),
+        (["--listen", "127.0.0.1:{}"], "--listen must be HOST:PORT"),
+        (["--join", "h:0"], "--join must be HOST:PORT"),
+        (["--join", "h:99999999"], "--join must be HOST:PORT"),
+        (["--join", "h:1", "--listen", "h:1"], "not allowed with argument"),
+        (["--workers", "0"], "--workers must be between 1 and 256, got 0"),
+        (["--load-workers", "2"], "unrecognized arguments: --load-workers"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = '[documents]\nshare = 0.5\nlength = 5\n[prompts]\nlength = "1k"\n'
+    (tmp_path / "short.toml").write_text(document + "[[phase]]\nseconds = 1\nrate = 1")
+    words = [word.format(tmp_path) for word in words]
+    with pytest.raises(SystemExit) as ended:
+        main(["--url", "http://127.0.0.1:9", "--out", str(tmp_path / "out"), *words])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_port_that_is_taken_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(SystemExit) as ended:
+            main(["--url", "http://127.0.0.1:9", "--out", str(tmp_path), "--listen", address])
+    assert ended.value.code == 2
+    assert f"--listen {address}: Address already in use" in capsys.readouterr().err
 
 
 def test_a_run_ends_where_too_little_meets_the_objective(tmp_path: Path) -> None:
