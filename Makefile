@@ -20,7 +20,7 @@ TP ?= 2
 ENGINE_MEASURED := build/engine-h200.json
 KERNEL_BENCH = PYTHONPATH=kernels:service:. $(PYTHON) -m kernel_bench
 
-.PHONY: help serve observe load bench-load dashboards test test-chart test-cluster test-image lint format lock bench-commit bench-gateway test-clients clean kernels test-torch check-kernels \
+.PHONY: help serve observe load bench-load dashboards test test-chart test-cluster test-image lint format lock bench-commit bench-gateway test-clients test-load clean kernels test-torch check-kernels \
 	gpu-payload test-gpu bench-engine plot predict-engine check-tp \
 	bench-budget test-engine bench-kernels plot-kernels predict-kernels sanitize-kernels
 
@@ -125,6 +125,9 @@ bench-budget: $(VENV)/.dev ## Simulate the adaptive budget on recorded trees; wr
 
 test-clients: $(VENV)/.dev .venv-clients/.ready ## Test the gateway with clients of other projects
 	$(BIN)/python -m pytest tests/gateway/test_real_clients.py $(PYTEST_ARGS)
+
+test-load: $(VENV)/.dev $(LOAD_VENV)/.ready ## Test the load tests with Locust, from beginning to end
+	$(BIN)/python -m pytest tests/loadtest/test_run.py $(PYTEST_ARGS)
 
 bench-gateway: $(VENV)/.dev .venv-peers/.ready .venv-litellm/.ready ## Measure the gateway beside its peers; writes ops/results/gateway.json
 	$(BIN)/python -m ops.bench.gateway $(BENCH_ARGS)
