@@ -56,9 +56,12 @@ def numbers(end: bytes) -> dict[str, float]:
     found = {}
     for name, key in _FIGURES.items():
         at = end.rfind(key)
-        number = _NUMBER.match(end, at + len(key)) if at >= 0 else None
-        if number is not None:
-            found[name] = float(number[1])
+        while at >= 0:
+            number = _NUMBER.match(end, at + len(key))
+            if number is not None:
+                found[name] = float(number[1])
+                break
+            at = end.rfind(key, 0, at)
     return found
 
 

@@ -98,7 +98,7 @@ class Connection(asyncio.Protocol):
     def reusable(self) -> bool:
         """Whether the exchange has ended in order and the replica keeps the connection."""
         ended = self._ended and self._framed and not self._sending and self._error is None
-        return ended and self._kept and not self.lost
+        return ended and self._kept and not self._read_paused and not self.lost
 
     @property
     def over(self) -> bool:
@@ -221,6 +221,11 @@ class Connection(asyncio.Protocol):
         """Called by the event loop."""
         self._write_paused = False
         self._wake()
+
+    def on_message_begin(self) -> None:
+        """Called by the parser."""
+        if self._ended:  # whoever asks next must not get it
+            raise ValueError("an answer that nobody asked for")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Called by the parser."""

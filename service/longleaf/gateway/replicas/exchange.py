@@ -11,6 +11,8 @@ from longleaf.gateway.replicas.connection import Body, Connection, RawHeaders, R
 from longleaf.gateway.replicas.replica import Replica
 
 _MAX_HELD_BYTES = 8 * 2**20
+_TIMER_RESOLUTION = 1e-3
+"""Seconds by which a loop's timer may be early."""
 _DONE = (b"[DONE]\n\n", b"[DONE]\r\n\r\n")
 
 
@@ -143,7 +145,7 @@ class Exchange:
         try:
             connection = await self._replica.client.connect(self._deadline)
         except ReplicaError as failure:
-            if self._loop.time() >= self._deadline:
+            if self._loop.time() >= self._deadline - _TIMER_RESOLUTION:
                 self._too_late()
             raise self._given_up or failure from None
         self._connection = connection
