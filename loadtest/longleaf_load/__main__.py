@@ -19,7 +19,7 @@ from longleaf_load.options import (
 )
 from longleaf_load.prompts import PromptSource
 from longleaf_load.recording import Recorder
-from longleaf_load.report import compare_page, compare_rows
+from longleaf_load.report import compare_lines, compare_page, compare_rows
 from longleaf_load.run import machine
 
 _COMMIT_ANSWERS = 12
@@ -95,6 +95,7 @@ def compare(first: Path, second: Path, out: Path) -> int:
     reports = [_report(path) for path in (first, second)]
     rows = compare_rows(reports[0], reports[1])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    print("\n".join(compare_lines(reports[0], reports[1])))
     for row in rows:
         print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
     out.mkdir(parents=True, exist_ok=True)
