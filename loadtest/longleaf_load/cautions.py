@@ -16,6 +16,11 @@ def cautions(report: Mapping[str, Any]) -> Iterator[str]:
             f"Requests were sent late, one in a hundred by more than {late * 1e3:.0f} ms: the "
             "machine that sent them was too slow, and its times may be its own."
         )
+    if report.get("stopped_after_seconds") is not None:
+        yield (
+            "The run was stopped: requests that were under way then are in no figure, and the "
+            "rates of its last phase are too low by them."
+        )
     lost = report.get("simulation_lost_seconds")
     if report["simulated"] and lost is None:
         yield (

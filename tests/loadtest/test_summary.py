@@ -70,10 +70,11 @@ def test_a_run_that_was_stopped_has_rates_of_the_time_that_it_had() -> None:
     assert second["goodput_per_second"] == pytest.approx(1.5)
     assert second["goodput_prompt_tokens_per_second"] == pytest.approx(150)
     assert second["goodput_completion_tokens_per_second"] == pytest.approx(15)
-    never = report(records[:8], ran_seconds=9.0)
+    never = report(records[:8], stopped_after_seconds=9.0, ran_seconds=9.0)
     assert [one["seconds"] for one in never["phases"]] == [9.0, 0.0]
     assert never["phases"][1]["offered_per_second"] == 0.0
-    assert page(never)
+    assert "requests that were under way then are in no figure" in page(never)
+    assert "under way" not in page(report(records))
 
 
 def test_what_is_offered_are_arrivals() -> None:
