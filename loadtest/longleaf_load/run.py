@@ -5,6 +5,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -51,6 +52,8 @@ class Run:
     begun: bool = False
     done: bool = False
     closed: bool = False
+    _closing: threading.Lock = field(default_factory=threading.Lock)
+    _status: int = 0
     _taken: int = 0
     _begun: float = field(default_factory=time.monotonic)
 
@@ -97,10 +100,14 @@ class Run:
     def close(self) -> int:
         """Write the report; the exit status: 0 if the objective was met, 2 where something could
         not be written, 3 if the run was stopped before its end, whatever was met until then.
+
+        Who calls it meanwhile waits for the same status: of two signals, none ends the other's run.
         """
-        self.closed = True
-        with uninterrupted():
-            return self._close()
+        with self._closing, uninterrupted():
+            if not self.closed:
+                self._status = self._close()
+                self.closed = True
+        return self._status
 
     def _close(self) -> int:
         """Records first: a report can be made of them, they of nothing."""

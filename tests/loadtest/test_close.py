@@ -187,6 +187,33 @@ def test_impatience_loses_nothing(tmp_path: Path, workers: int) -> None:
 
 
 @pytest.mark.skipif(not LOCUST.exists(), reason="needs Locust: make .venv-loadtest/.ready")
+def test_a_second_sigterm_waits_for_the_report(tmp_path: Path) -> None:
+    plan = '[[phase]]\nseconds = 400\nrate = 30.0\n[prompts]\nlength = 100\nlongest = "1k"'
+    lost = b"longleaf_simulation_lost_seconds 1.5\n"
+    with served([(1.5, head() + lost)]) as slow:
+        told = b'data: {"system_fingerprint": "simulated:c:x1", "longleaf": {"replica": "%s"}}\n\n'
+        answer = head() + event("a") + told % slow.encode() + DONE
+        with (
+            served([(0.0, answer)]) as url,
+            subprocess.Popen(
+                load_command(tmp_path, url, 1, plan), env=ENV, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True,
+            ) as run,
+        ):  # fmt: skip
+            assert run.stdout is not None
+            next(line for line in run.stdout if " ok" in line)
+            run.send_signal(signal.SIGTERM)
+            while not (tmp_path / "out" / "records.jsonl").exists() and run.poll() is None:
+                time.sleep(0.01)
+            run.send_signal(signal.SIGTERM)  # while it asks the replica
+            said = run.stdout.read()
+            assert run.wait() == 3, said
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["simulation_lost_seconds"] == 1.5
+    assert report["outcomes"]["ok"] > 0
+
+
+@pytest.mark.skipif(not LOCUST.exists(), reason="needs Locust: make .venv-loadtest/.ready")
 def test_how_late_each_request_was_sent_is_recorded(tmp_path: Path) -> None:
     plan = '[[phase]]\nseconds = 1\nrate = 20.0\nburst = 0\n[prompts]\nlength = 100\nlongest = "1k"'
     with served([(0.0, ANSWER)]) as url:
