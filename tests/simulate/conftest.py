@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from longleaf.options import http_url
+
 LIMIT = 60.0
 
 
@@ -81,12 +83,12 @@ class Stream:
 
 
 @contextmanager
-def simulated(*arguments: str, replicas: int = 1) -> Iterator[Simulated]:
+def simulated(*arguments: str, replicas: int = 1, host: str = "127.0.0.1") -> Iterator[Simulated]:
     """``longleaf simulate``, once it answers."""
     base = _free_ports(replicas)
     command = [sys.executable, "-m", "longleaf", "simulate", "--port", str(base)]
-    command += ["--replicas", str(replicas), *arguments]
-    urls = tuple(f"http://127.0.0.1:{base + number}" for number in range(replicas))
+    command += ["--host", host, "--replicas", str(replicas), *arguments]
+    urls = tuple(http_url(host, base + number) for number in range(replicas))
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         running = Simulated(process, urls)
         try:

@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,12 @@ def test_the_packaged_curve_is_the_recording() -> None:
             "steps: seconds must be a finite number",
         ),
         (
+            {"steps": [{"context": 10**400, "batch": 1, "seconds": 1}]},
+            "steps: context must be a finite number of at most 1e",
+        ),
+        ({"kv_bytes_per_token": float("inf")}, "kv_bytes_per_token must be a finite number"),
+        ({"kv_bytes_per_token": float("nan")}, "kv_bytes_per_token must be a finite number"),
+        (
             {"prefill": [{"context": 5, "cached": 5, "seconds": 1}]},
             "cached must be less than context 5, got 5",
         ),
@@ -108,9 +115,38 @@ def test_the_packaged_commit_lengths() -> None:
     assert commits.mean("prose") == pytest.approx(2.712, abs=0.001)
 
 
-@pytest.mark.parametrize("kinds", [None, {}, {"prose": []}, {"prose": [0, 0]}, {"prose": [-1, 2]}])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        None,
+        {},
+        {"prose": []},
+        {"prose": [0, 0]},
+        {"prose": [-1, 2]},
+        {"prose": [math.inf]},
+        {"prose": [1, math.nan]},
+        {"prose": [10**400]},
+        {"prose": [True]},
+    ],
+)
 def test_wrong_commit_lengths_are_named(tmp_path: Path, kinds: object) -> None:
     path = tmp_path / "commits.json"
     path.write_text(json.dumps({"kinds": kinds}))
     with pytest.raises(CommitsError, match="kinds"):
         load_commits(path)
+
+
+def test_files_nested_too_deep_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "deep.json"
+    path.write_text("[" * 100_000)
+    with pytest.raises(CommitsError, match=r"deep.json: not valid JSON: .*recursion"):
+        load_commits(path)
+    with pytest.raises(CurveError, match=r"deep.json: not valid JSON: .*recursion"):
+        load_curve(str(path))
+
+
+def test_what_is_extrapolated_is_said() -> None:
+    assert grid().beyond(4, 3000) == []
+    batch, context = grid().beyond(5, 3001)
+    assert "recorded up to batch 4" in batch
+    assert "up to 3000 tokens" in context

@@ -1,6 +1,9 @@
 import json
 import re
 import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +15,7 @@ from click.testing import CliRunner
 from longleaf.simulate.command import simulate_command
 from longleaf.simulate.commits import load_commits
 from longleaf.simulate.curve import load_curve
-from tests.simulate.conftest import Simulated
+from tests.simulate.conftest import LIMIT, Simulated
 
 USER = [{"role": "user", "content": "hello"}]
 LABEL = "simulated:h200-ddtree:x20"
@@ -62,6 +65,14 @@ def test_commit_len_is_the_kinds(pair: Simulated, kind: str) -> None:
     assert stream.usage["completion_tokens"] == 2001
     assert spec["steps"] * spec["commit_len"] == pytest.approx(2000, abs=0.5)
     assert spec["commit_len"] == pytest.approx(load_commits().mean(kind), rel=0.12)
+
+
+def test_other_metadata_is_the_clients_own(pair: Simulated) -> None:
+    prose, poetry, code = (
+        pair.ask(messages=USER, max_tokens=200, seed=5, metadata={"text": text}).usage
+        for text in ("prose", "poetry", "code")
+    )
+    assert poetry == prose != code
 
 
 def test_a_request_without_speculation_gets_a_token_a_step(pair: Simulated) -> None:
@@ -173,3 +184,30 @@ def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
     result = CliRunner().invoke(simulate_command, ["--tokenizer", str(tmp_path)])
     assert result.exit_code == 1
     assert f"no tokenizer.json in {tmp_path}" in result.output
+
+
+def test_it_listens_on_ipv6(run_simulated: Callable[..., Any]) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with run_simulated(host="::1", replicas=2) as both:
+        for replica in (0, 1):
+            assert both.ask(replica, messages=USER, max_tokens=2).usage["completion_tokens"] == 2
+
+
+def test_a_taken_port_and_too_many_files_are_told_apart() -> None:
+    start = f"exec {sys.executable} -m longleaf simulate --replicas"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        told = _fails(f"{start} 1 --port {port}")
+    assert f"cannot listen on 127.0.0.1:{port} (Address already in use); choose another" in told
+    told = _fails(f"ulimit -n 40; {start} 200 --port 20000")
+    assert "(Too many open files); raise the limit of open files (ulimit -n)" in told
+
+
+def _fails(command: str) -> str:
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr

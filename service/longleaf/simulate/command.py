@@ -42,7 +42,10 @@ _CURVES = ", ".join(sorted(path.stem for path in CURVES.glob("*.json")))
     help="Distributions of commit_len by kind of text (default: the tiny models').",
 )
 @click.option(
-    "--text", default="prose", show_default=True, help="Kind of a request without metadata.text."
+    "--text",
+    default="prose",
+    show_default=True,
+    help="Kind of a request whose metadata.text is missing or none of the file's.",
 )
 @click.option(
     "--speed",
@@ -86,6 +89,8 @@ def simulate_command(
 
     Every answer says so: a header x-longleaf-simulated, system_fingerprint, a label of every
     metric, and the text itself. A request may name its kind of text: "metadata": {"text": "code"}.
+    Metadata is the client's own, as with any engine: a kind that --commit-len lacks is no error,
+    the request counts as --text.
     """
     from longleaf.embedded.server.service import ServerOptions
     from longleaf.embedded.tokenizer import Tokenizer
@@ -129,6 +134,9 @@ def simulate_command(
     click.echo(
         f"{simulation.fingerprint}: {replicas} simulated on {server.host}, port {where}", err=True
     )
+    limits = simulation.limits
+    for told in simulation.curve.beyond(limits.max_running_requests, limits.context_length):
+        click.echo(told, err=True)
     try:
         serve_simulation(simulation, server.host, ports, surface, server.log_level)
     except OSError as error:

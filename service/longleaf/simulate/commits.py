@@ -1,6 +1,7 @@
 """How many tokens steps commit: recorded distributions by kind of text."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,9 @@ from numpy.typing import NDArray
 
 DEFAULT_COMMITS = Path(__file__).parent / "commit_len.json"
 """Recorded with the tiny models of this package."""
+
+
+_MOST_STEPS = 10**15
 
 
 class CommitsError(ValueError):
@@ -45,7 +49,7 @@ def load_commits(path: Path = DEFAULT_COMMITS) -> CommitLengths:
         values: Any = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CommitsError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CommitsError(f"{path}: not valid JSON: {error}") from None
     kinds = values.get("kinds") if isinstance(values, dict) else None
     if not isinstance(kinds, dict) or not kinds:
@@ -57,8 +61,13 @@ def load_commits(path: Path = DEFAULT_COMMITS) -> CommitLengths:
 
 def _cumulative(kind: str, counts: Any, path: Path) -> NDArray[np.float64]:
     numbers = counts if isinstance(counts, list) else []
-    right = all(isinstance(n, int | float) and not isinstance(n, bool) and n >= 0 for n in numbers)
-    if not numbers or not right or not sum(numbers):
-        raise CommitsError(f"{path}: kinds: {kind} must be a list of counts, not all zero")
+    right = all(
+        isinstance(n, int | float) and not isinstance(n, bool) and 0 <= n <= _MOST_STEPS
+        for n in numbers
+    )
+    if not numbers or not right or not math.fsum(numbers):
+        raise CommitsError(
+            f"{path}: kinds: {kind} must be a list of counts from 0 to {_MOST_STEPS:g}, not all 0"
+        )
     shares = np.cumsum(np.asarray(numbers, dtype=np.float64))
     return np.asarray(shares / shares[-1])

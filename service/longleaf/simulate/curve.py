@@ -1,7 +1,6 @@
 """A recorded step-time curve: how long an engine's decode steps and prefill forwards take."""
 
 import json
-import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,9 @@ from typing import Any
 
 CURVES = Path(__file__).parent / "curves"
 """Where the package keeps the curves that were recorded for it."""
+
+
+_MOST = 1e15
 
 
 class CurveError(ValueError):
@@ -65,6 +67,18 @@ class Curve:
         """Beyond it step times are extrapolated."""
         return int(max(line.xs[-1] for _, line in self.steps))
 
+    def beyond(self, batch: float, context: int) -> list[str]:
+        """What is extrapolated for batches and contexts up to these, in words."""
+        told = []
+        if batch > self.largest_batch:
+            told.append(
+                f"the curve was recorded up to batch {self.largest_batch}: beyond, attention adds "
+                "up and the rest of a step is taken as shared, which flatters experts"
+            )
+        if context > self.longest_context:
+            told.append(f"the curve was recorded up to {self.longest_context} tokens of context")
+        return told
+
     def step_seconds(self, contexts: Sequence[int]) -> float:
         """One decode step of sequences with ``contexts`` tokens each.
 
@@ -106,7 +120,7 @@ def load_curve(name: str) -> Curve:
         raise CurveError(f"no curve {name!r}: give a file (….json) or one of {known}") from None
     except OSError as error:
         raise CurveError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CurveError(f"{path}: not valid JSON: {error}") from None
     return parse_curve(values, str(path))
 
@@ -169,8 +183,10 @@ def _rows(values: Mapping[str, Any], name: str, source: str) -> list[Mapping[str
 
 def _number(values: Mapping[str, Any], name: str, source: str, least: float) -> float:
     value = _field(values, name, source)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise CurveError(f"{source}: {name} must be a finite number, got {value!r}")
+    if not abs(value) <= _MOST:
+        raise CurveError(f"{source}: {name} must be a finite number of at most {_MOST:g}")
     if value < least:
         raise CurveError(f"{source}: {name} must be at least {least:g}, got {value:g}")
     return float(value)

@@ -1,7 +1,9 @@
 """Many simulated replicas in one process, a port each, and the label on all that they say."""
 
 import asyncio
+import errno
 import logging
+import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -148,7 +150,7 @@ def build_replica(simulation: Simulation, server: ServerOptions) -> Service:
 def serve_simulation(
     simulation: Simulation, host: str, ports: Sequence[int], server: ServerOptions, log_level: str
 ) -> None:
-    """Serve a replica on each of ``ports`` until a signal comes. ``OSError`` names a taken port."""
+    """Serve a replica on each of ``ports`` until a signal comes. ``OSError`` names the port."""
     logging.basicConfig(level=log_level.upper())
     with ExitStack() as stack:
         sockets = [stack.enter_context(_listen(host, port)) for port in ports]
@@ -180,8 +182,18 @@ async def _serve(
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port), backlog=2048)
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address, family=family, backlog=2048)
+    except socket.gaierror as error:
+        raise OSError(f"cannot listen on {host}:{port} ({error.strerror})") from None
     except OSError as error:
-        raise OSError(
-            f"cannot listen on {host}:{port} ({error.strerror}); choose another port"
-        ) from None
+        reason = os.strerror(error.errno or 0)
+        raise OSError(f"cannot listen on {host}:{port} ({reason}){_remedy(error.errno)}") from None
+
+
+def _remedy(number: int | None) -> str:
+    if number == errno.EADDRINUSE:
+        return "; choose another port"
+    if number in {errno.EMFILE, errno.ENFILE}:
+        return "; raise the limit of open files (ulimit -n): each replica and each client takes one"
+    return ""
