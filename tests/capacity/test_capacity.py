@@ -1,39 +1,20 @@
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from longleaf.capacity.check import check, poisson_jobs
 from longleaf.capacity.command import capacity_command
 from longleaf.capacity.model import CapacityError, Model, Objective
 from longleaf.capacity.traffic import Kind, TrafficError, load_kinds, normalized, parse_kind
-from longleaf.embedded.load import DEFAULT_MODELS
-from longleaf.embedded.options import SchedulerOptions
-from longleaf.embedded.tokenizer import Tokenizer
 from longleaf.simulate.commits import load_commits
-from longleaf.simulate.curve import Curve, load_curve, parse_curve
-from longleaf.simulate.offline import Offline
+from longleaf.simulate.curve import Curve, load_curve
+from tests.capacity.flat import flat
 
-SHORT = ("1:4k:200:prose",)
 MIXED = ("0.7:4k:200:prose", "0.3:32k:200:code")
-
-
-def flat(batch: int = 1) -> Curve:
-    """Steps of 10 ms whatever the context, prefill of 1 ms a token."""
-    return parse_curve(
-        {
-            "name": "flat",
-            "nodes": 9,
-            "kv_bytes_per_token": 1000,
-            "steps": [{"context": 1, "batch": batch, "seconds": 0.01}],
-            "prefill": [{"context": 10_000, "cached": 0, "seconds": 10.0},
-                        {"context": 10, "cached": 0, "seconds": 0.01}],
-        },
-        "flat",
-    )  # fmt: skip
 
 
 def model(*mix: str, curve: Curve | None = None, pool: int = 218_000, sequences: int = 8) -> Model:
@@ -54,6 +35,14 @@ def test_formulas_by_hand() -> None:
     assert state.wait == pytest.approx(0.5 * 1.0 * 0.5 / 0.5)  # M/D/1: u P / (2 (1 - u))
     assert state.ttft[0] == pytest.approx(state.wait + 1.0)
     assert math.isinf(one.at(2.0, 1).wait)
+
+
+def test_answers_that_run_together_by_hand() -> None:
+    one = model("1:100:2001:predictable", curve=flat(), pool=8_000, sequences=4)
+    state = one.at(1.0, 1)
+    together = 2000 / load_commits().mean("predictable") * 0.01 / (1 - 0.1)
+    assert state.batch == pytest.approx(together)
+    assert state.kv_tokens == pytest.approx(together * (100 + 2001 / 2 + 9))
 
 
 def test_a_pool_bounds_the_batch() -> None:
@@ -95,38 +84,19 @@ def test_what_does_not_fit_or_was_not_recorded_is_said() -> None:
         model("1:185k:10", curve=load_curve("h200-plain"))
 
 
-@pytest.mark.parametrize("mix", [SHORT, MIXED])
-def test_a_replica_serves_in_simulation_what_the_formulas_say(mix: tuple[str, ...]) -> None:
-    """Under half of the most, times to the first token; under twice, the throughput."""
-    one = model(*mix)
-    limits = SchedulerOptions(
-        context_length=218_000,
-        max_total_tokens=218_000,
-        chunked_prefill_size=8192,
-        prefill_first=True,
-    )
-    tokenizer, commits = Tokenizer.load(DEFAULT_MODELS / "tiny-target"), load_commits()
-    rate = 0.5 * one.most_per_replica
-    seen = check(one.curve, commits, one.kinds, limits, tokenizer, rate, 500)
-    for told, expected in zip(seen.ttft, one.at(rate, 1).ttft, strict=True):
-        assert told == pytest.approx(expected, rel=0.25)
-    jobs = poisson_jobs(one.kinds, 2 * one.most_per_replica, 300, 1)
-    served = Offline(one.curve, commits, limits, tokenizer).run(jobs)
-    last = max(each.job.at + (each.end or 0.0) for each in served)
-    assert 300 / last == pytest.approx(one.most_per_replica, rel=0.15)
-
-
 def run(*arguments: str) -> Any:
     return CliRunner().invoke(capacity_command, ["--check-requests", "40", *arguments])
 
 
 def test_the_answer_shows_its_formulas() -> None:
-    result = run("--rate", "4", "--mix", "0.7:4k:200", "--mix", "0.3:32k:200:code",
+    result = run("--rate", "0.4", "--mix", "0.7:4k:200", "--mix", "0.3:32k+16k:200:code",
                  "--node-cost", "20")  # fmt: skip
     assert result.exit_code == 0, result.output
     head = result.output.splitlines()[0]
     assert "replicas" in head
     assert "gateway pods" in head
+    assert "TTFT of 32768 tokens (16384 cached, 16384 to compute) = W" in result.output
+    assert "The formulas gave 1 replicas. Simulated" in result.output
     for words in ("W    = (1 + c^2)", "a replica serves 1 / (", "GiB a GPU", "cost: ", "simulated"):
         assert words in result.output
 
@@ -142,6 +112,40 @@ def test_the_answer_as_json() -> None:
     assert answer["kv_pool_tokens"] >= 185_000 + 200 + 9
     assert answer["kv_pool_bytes"] == answer["kv_pool_tokens"] * 61 * 1152
     assert [kind["prompt_tokens"] for kind in answer["kinds"]] == [4096, 185_000]
+    assert [kind["uncached_tokens"] for kind in answer["kinds"]] == [4096, 185_000]
+    assert "prefill up to 65536 tokens" in answer["curves_left_out"][0]
+    assert "recorded up to batch 1" in answer["extrapolated"][0]
+
+
+def test_replicas_that_the_simulation_adds_are_explained() -> None:
+    """The formulas know no bursts: prompts that come together interrupt each other's answers."""
+    arguments = ("--rate", "3", "--mix", "1:4k:400:prose", "--tpot-ms", "5")
+    result = run(*arguments)
+    assert result.exit_code == 0, result.output
+    answer = json.loads(run(*arguments, "--json").output)
+    formulas, replicas = answer["replicas_by_formulas"], answer["replicas"]
+    assert formulas < replicas
+    assert f"The formulas gave {formulas} replicas." in result.output
+    assert re.search(
+        rf"^ +{formulas} replicas: missed: TPOT .* objective 5 ms$", result.output, re.M
+    )
+    assert re.search(rf"^ +{replicas} replicas: within the objective$", result.output, re.M)
+    tried = {one["replicas"]: bool(one["missed"]) for one in answer["simulated"]}
+    assert tried[replicas - 1]
+    assert not tried[replicas]
+
+
+@pytest.mark.parametrize("requests", ["100", "1000"])
+def test_the_number_of_requests_does_not_decide(requests: str) -> None:
+    """A gateway before 13 replicas that were run met this objective."""
+    answer = json.loads(
+        CliRunner().invoke(
+            capacity_command,
+            ["--rate", "4", "--mix", "0.9:4k:256", "--mix", "0.1:185k:256", "--ttft-ms", "30000",
+             "--check-requests", requests, "--json"],
+        ).output
+    )  # fmt: skip
+    assert (answer["replicas_by_formulas"], answer["replicas"]) == (13, 13)
 
 
 def test_the_best_curve_decides_the_tree() -> None:
@@ -157,8 +161,14 @@ def test_the_best_curve_decides_the_tree() -> None:
         (["--rate", "1"], "no traffic"),
         (["--rate", "1", "--mix", "1:4k"], "is not SHARE:PROMPT"),
         (["--rate", "1", "--mix", "0:4k:2"], "share must be above 0"),
-        (["--rate", "1", "--mix", "1:4k+4k:2"], "cached_tokens must be less than prompt_tokens"),
+        (
+            ["--rate", "1", "--mix", "1:4k+4k:2"],
+            "cached_tokens must be a whole number less than",
+        ),
         (["--rate", "1", "--mix", "1:4k:2:poetry"], "text 'poetry' is none of predictable"),
+        (["--rate", "1", "--mix", f"1:{'9' * 400}:2"], "is no number of tokens"),
+        (["--rate", "1", "--mix", f"1:{'9' * 9}:2"], "prompt_tokens must be at most 1,000,000"),
+        (["--rate", "1", "--mix", "1e300:4k:2"], "share must be at most 1e+09"),
         (["--rate", "1", "--mix", "1:4x:2"], "prompt '4x' is no number of tokens"),
         (["--rate", "0", "--mix", "1:4k:2"], "0.0 is not in the range"),
         (["--rate", "nan", "--mix", "1:4k:2"], "nan is not a finite number"),
@@ -190,6 +200,14 @@ def test_a_mix_from_a_file(tmp_path: Path) -> None:
         ('{"share": Infinity, "prompt_tokens": 9, "answer_tokens": 5}', "share must be above 0"),
         ('{"share": 1, "prompt_tokens": 9.5, "answer_tokens": 5}', "prompt_tokens must be a whole"),
         ('{"share": 1, "prompt_tokens": 9, "answer_tokens": 5, "text": []}', "must be a string"),
+        (f'{{"share": {"9" * 400}, "prompt_tokens": 9, "answer_tokens": 5}}', "share must be at"),
+        (f'{{"share": 1, "prompt_tokens": {"9" * 400}}}', "prompt_tokens must be at most"),
+        (f'{{"share": 1, "prompt_tokens": {"9" * 5000}}}', "integer string conversion"),
+        (
+            '{"share": 1, "prompt_tokens": 9, "answer_tokens": 5, "cached_tokens": true}',
+            "cached_tokens must be a whole number",
+        ),
+        ("[" * 100_000, "recursion"),
     ):
         path.write_text(f"[{row}]")
         with pytest.raises(TrafficError, match=message):

@@ -1,9 +1,11 @@
-"""Holds the formulas to the simulation: one replica under its share of the traffic."""
+"""Holds the formulas to the simulation: the fleet under the whole traffic."""
 
+import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from longleaf.capacity.model import Objective
 from longleaf.capacity.traffic import Kind
@@ -11,69 +13,159 @@ from longleaf.embedded.options import SchedulerOptions
 from longleaf.embedded.tokenizer import Tokenizer
 from longleaf.simulate.commits import CommitLengths
 from longleaf.simulate.curve import Curve
+from longleaf.simulate.fleet import Fleet
 from longleaf.simulate.offline import Job, Offline, Served
+
+_MOST_REPLICAS = 16
+"""A larger fleet is simulated by so many of its replicas with their share of the arrivals: they
+queue no less than all of them would.
+"""
+_LEAST_EACH = 40
+"""Requests for each simulated replica, however few are asked for."""
+_FILLING = 0.25
+"""Share of the requests, the first ones, that fill the fleet and are not counted."""
+_PARTS = 8
+
+_Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Seconds: the mean of ``count`` values and their 99th percentile. ``spread``: twice the
+    standard error of the mean, from the means of consecutive parts of the run; None if too few.
+    """
+
+    count: int
+    mean: float
+    p99: float
+    spread: float | None
+
+    def __str__(self) -> str:
+        spread = "" if self.spread is None else f"± {self.spread * 1e3:.2g}, "
+        return f"{self.mean * 1e3:.4g} ms ({spread}p99 {self.p99 * 1e3:.4g}, of {self.count})"
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What the simulation served: mean seconds, ``ttft`` of each kind (None: it saw none)."""
+    """What the simulation of ``simulated`` of a fleet's ``replicas`` served in ``requests``, not
+    counting those that filled it. ``ttft`` of each kind, ``tpot`` of all tokens; None: it saw none.
+    """
 
+    replicas: int
+    simulated: int
     requests: int
-    ttft: tuple[float | None, ...]
-    tpot: float
+    ttft: tuple[Seen | None, ...]
+    tpot: Seen | None
+
+    def missed(self, objective: Objective, kinds: Sequence[Kind]) -> list[str]:
+        """Which means are not within ``objective``, in words."""
+        told = [
+            f"TTFT of {kind} {seen}, objective {objective.ttft_bound(kind) * 1e3:.4g} ms"
+            for kind, seen in zip(kinds, self.ttft, strict=True)
+            if seen is not None and seen.mean > objective.ttft_bound(kind)
+        ]
+        bound = objective.tpot_ms
+        if bound is not None and self.tpot is not None and self.tpot.mean * 1e3 > bound:
+            told.append(f"TPOT {self.tpot}, objective {bound:.4g} ms")
+        return told
 
     def meets(self, objective: Objective, kinds: Sequence[Kind]) -> bool:
         """Whether the means are within ``objective``."""
-        late = any(
-            ttft is not None and ttft > objective.ttft_bound(kind)
-            for kind, ttft in zip(kinds, self.ttft, strict=True)
+        return not self.missed(objective, kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What is simulated; ``requests`` at least. The same requests come to a fleet of any size."""
+
+    curve: Curve
+    commits: CommitLengths
+    kinds: Sequence[Kind]
+    limits: SchedulerOptions
+    tokenizer: Tokenizer
+    rate: float
+    requests: int
+    seed: int = 1
+
+    def run(self, replicas: int, told: Callable[[float], None] = lambda _: None) -> Checked:
+        """Simulate ``replicas``; ``told`` is called with the share that is done."""
+        simulated = min(replicas, _MOST_REPLICAS)
+        count = max(self.requests, _LEAST_EACH * simulated)
+        rate = self.rate * simulated / replicas
+        drawn, jobs = poisson_jobs(self.kinds, rate, count, self.seed)
+        fleet = Fleet(
+            [
+                Offline(self.curve, self.commits, self.limits, self.tokenizer)
+                for _ in range(simulated)
+            ],
+            self.curve,
+            self.commits,
         )
-        return not late and (objective.tpot_ms is None or self.tpot * 1e3 <= objective.tpot_ms)
+        served = fleet.run(jobs, lambda done: told(done / count))
+        first = int(_FILLING * count)
+        counted = list(zip(drawn, served, strict=True))[first:]
+        ttft = tuple(
+            _mean_seen([[one.ttft for which, one in part if which == kind and one.ttft is not None]
+                        for part in _parts(counted)])
+            for kind in range(len(self.kinds))
+        )  # fmt: skip
+        tpot = _tpot([[one for _, one in part] for part in _parts(counted)])
+        return Checked(replicas, simulated, len(counted), ttft, tpot)
 
 
-def poisson_jobs(kinds: Sequence[Kind], rate: float, count: int, seed: int) -> list[Job]:
-    """``count`` requests of the mix at ``rate`` a second. What is cached counts as not there."""
-    random_, at, jobs = random.Random(seed), 0.0, []
-    for _ in range(count):
+def poisson_jobs(
+    kinds: Sequence[Kind], rate: float, count: int, seed: int
+) -> tuple[list[int], list[Job]]:
+    """``count`` requests of the mix at ``rate`` a second: the number of each one's kind, and it."""
+    random_, at = random.Random(seed), 0.0
+    drawn = random_.choices(range(len(kinds)), [one.share for one in kinds], k=count)
+    jobs = []
+    for number, which in enumerate(drawn):
         at += random_.expovariate(rate)
-        kind = random_.choices(kinds, [one.share for one in kinds])[0]
-        prompt = max(1, kind.prompt_tokens - kind.cached_tokens)
-        jobs.append(Job(at, prompt, kind.answer_tokens, kind.text))
-    return jobs
+        kind = kinds[which]
+        jobs.append(
+            Job(at, kind.prompt_tokens, kind.answer_tokens, kind.text, number, kind.cached_tokens)
+        )
+    return drawn, jobs
 
 
-def check(
-    curve: Curve,
-    commits: CommitLengths,
-    kinds: Sequence[Kind],
-    limits: SchedulerOptions,
-    tokenizer: Tokenizer,
-    rate: float,
-    requests: int,
-    seed: int = 1,
-) -> Checked:
-    """Simulate one replica under ``rate`` requests a second."""
-    jobs = poisson_jobs(kinds, rate, requests, seed)
-    served = Offline(curve, commits, limits, tokenizer).run(jobs)
-    return Checked(requests, tuple(_ttft(served, kind) for kind in kinds), _tpot(served))
+def _parts(items: Sequence[_Item]) -> list[Sequence[_Item]]:
+    size = math.ceil(len(items) / _PARTS)
+    return [items[begin : begin + size] for begin in range(0, len(items), size)]
 
 
-def _ttft(served: Sequence[Served], kind: Kind) -> float | None:
-    prompt = kind.prompt_tokens - kind.cached_tokens
-    times = [
-        one.ttft
-        for one in served
-        if one.ttft is not None
-        and (one.job.prompt_tokens, one.job.answer_tokens) == (prompt, kind.answer_tokens)
-    ]
-    return statistics.fmean(times) if times else None
+def _mean_seen(parts: Sequence[Sequence[float]]) -> Seen | None:
+    values = sorted(value for part in parts for value in part)
+    if not values:
+        return None
+    means = [statistics.fmean(part) for part in parts if part]
+    return Seen(len(values), statistics.fmean(values), _p99(values), _spread(means))
 
 
-def _tpot(served: Sequence[Served]) -> float:
-    """Over all tokens."""
-    seconds = tokens = 0.0
-    for one in served:
-        if one.ttft is not None and one.end is not None:
-            seconds += one.end - one.ttft
-            tokens += one.job.answer_tokens - 1
-    return seconds / tokens if tokens else 0.0
+def _tpot(parts: Sequence[Sequence[Served]]) -> Seen | None:
+    """The mean over all tokens after an answer's first, the percentile over answers."""
+    means, answers, all_seconds, all_tokens = [], [], 0.0, 0
+    for part in parts:
+        spans = [
+            (one.end - one.ttft, one.job.answer_tokens - 1)
+            for one in part
+            if one.ttft is not None and one.end is not None and one.job.answer_tokens > 1
+        ]
+        seconds, tokens = sum(span for span, _ in spans), sum(count for _, count in spans)
+        answers += [span / count for span, count in spans]
+        all_seconds, all_tokens = all_seconds + seconds, all_tokens + tokens
+        if tokens:
+            means.append(seconds / tokens)
+    if not all_tokens:
+        return None
+    return Seen(len(answers), all_seconds / all_tokens, _p99(sorted(answers)), _spread(means))
+
+
+def _p99(values: Sequence[float]) -> float:
+    return values[math.ceil(0.99 * len(values)) - 1]
+
+
+def _spread(means: Sequence[float]) -> float | None:
+    if len(means) < 2:
+        return None
+    return 2 * statistics.stdev(means) / math.sqrt(len(means))

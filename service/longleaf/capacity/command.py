@@ -1,14 +1,15 @@
 """``longleaf capacity``: replicas, KV pool, tree budget, gateway pods and cost of a traffic."""
 
 import json
-import math
+import sys
 from pathlib import Path
 
 import click
 
-from longleaf.capacity.check import Checked, check
-from longleaf.capacity.model import CapacityError, Model, Objective, State
+from longleaf.capacity.check import Check, Checked
+from longleaf.capacity.model import CapacityError, Model, Objective
 from longleaf.capacity.pages import Answer, Prices, words
+from longleaf.capacity.search import Found, search
 from longleaf.capacity.traffic import Kind, TrafficError, load_kinds, normalized, parse_kind
 from longleaf.embedded.load import DEFAULT_MODELS
 from longleaf.embedded.options import SchedulerOptions
@@ -16,10 +17,6 @@ from longleaf.embedded.tokenizer import Tokenizer
 from longleaf.options import FiniteRange
 from longleaf.simulate.commits import DEFAULT_COMMITS, CommitLengths, CommitsError, load_commits
 from longleaf.simulate.curve import CurveError, load_curve
-
-_MOST_MORE = 1.3
-"""Replicas grow by at least this factor, or one, while the simulation misses the objective."""
-_ROUNDS = 12
 
 
 @click.command("capacity")
@@ -29,7 +26,8 @@ _ROUNDS = 12
     "mixes",
     multiple=True,
     metavar="SHARE:PROMPT[+CACHED]:ANSWER[:TEXT]",
-    help="Kind of request, such as 0.1:185k+180k:256:code; repeat.",
+    help="Kind of request, such as 0.1:185k+160k:256:code: of 185,000 tokens 163,840 are cached. "
+    "k is 1,024 tokens, but 185k and 200k are round numbers. Repeat.",
 )
 @click.option("--mix-file", type=click.Path(path_type=Path), help="The same as a JSON list.")
 @click.option(
@@ -38,7 +36,8 @@ _ROUNDS = 12
     multiple=True,
     default=("h200-ddtree", "h200-plain"),
     show_default=True,
-    help="Recorded curve; the best of several decides the tree budget.",
+    help="Recorded curve; of several, the one whose decode steps take least time a token decides "
+    "the tree budget.",
 )
 @click.option(
     "--commit-len", type=click.Path(path_type=Path), default=DEFAULT_COMMITS, help="File."
@@ -90,10 +89,10 @@ _ROUNDS = 12
 )
 @click.option(
     "--check-requests",
-    default=400,
+    default=1000,
     show_default=True,
-    type=click.IntRange(0),
-    help="Requests of the simulation that checks the answer; 0 leaves it out.",
+    type=click.IntRange(0, 1_000_000),
+    help="Requests, at least, of the simulation that checks the answer; 0 leaves it out.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def capacity_command(
@@ -118,7 +117,8 @@ def capacity_command(
 ) -> None:
     """What a traffic needs within an objective, by formulas that are shown, checked by simulation.
 
-    Times are means. Replicas are added while the simulation of one of them misses the objective.
+    Times are means. The simulation is of the whole fleet behind one gateway, under all of the
+    traffic; replicas are added while it misses the objective, and the answer says so.
     """
     if ttft_ms_per_1k and ttft_ms is None:
         raise click.UsageError("--ttft-ms-per-1k is added to --ttft-ms, which is missing")
@@ -150,16 +150,25 @@ def capacity_command(
             raise CapacityError("; ".join(why_not))
     except (TrafficError, CommitsError, CurveError, CapacityError, ValueError) as error:
         raise click.ClickException(str(error)) from error
-    model, state = min(models, key=lambda found: (found[1].replicas, found[1].tpot))
-    checked = None
+    model, state = min(
+        models, key=lambda found: (found[0].token_seconds(found[1]), found[1].replicas)
+    )
+    found = None
     if check_requests:
-        state, checked = _until_met(model, state, objective, commits, limits, check_requests)
+        tokenizer = Tokenizer.load(DEFAULT_MODELS / "tiny-target")
+        found = _simulated(
+            Check(model.curve, commits, kinds, limits, tokenizer, rate, check_requests),
+            state.replicas,
+            objective,
+        )
+        state = model.at(rate, found.answer.replicas)
     prices = Prices(node_cost, gateway_ms, gateway_us_per_token, gateway_cores)
-    answer = Answer(objective, model, state, checked, prices, tuple(found for found, _ in models))
+    answer = Answer(objective, model, state, found, prices, tuple(models), tuple(why_not))
     click.echo(json.dumps(answer.document(), indent=1) if as_json else words(answer))
-    if checked is not None and not checked.meets(objective, kinds):
+    if found is not None and not found.answer.meets(objective, kinds):
         raise click.ClickException(
-            f"the simulation still misses the objective with {state.replicas} replicas"
+            f"the simulation still misses the objective with {state.replicas} replicas: "
+            + "; ".join(found.answer.missed(objective, kinds))
         )
 
 
@@ -169,23 +178,16 @@ def _check_texts(kinds: tuple[Kind, ...], commits: CommitLengths) -> None:
             raise TrafficError(f"text {kind.text!r} is none of {', '.join(commits.kinds)}")
 
 
-def _until_met(
-    model: Model,
-    state: State,
-    objective: Objective,
-    commits: CommitLengths,
-    limits: SchedulerOptions,
-    requests: int,
-) -> tuple[State, Checked]:
-    """Add replicas while the simulation of one of them misses the objective."""
-    tokenizer = Tokenizer.load(DEFAULT_MODELS / "tiny-target")
-    rate = state.rate
-    for _ in range(_ROUNDS):
-        checked = check(
-            model.curve, commits, model.kinds, limits, tokenizer, rate / state.replicas, requests
-        )
-        if checked.meets(objective, model.kinds):
-            break
-        more = max(state.replicas + 1, math.ceil(state.replicas * _MOST_MORE))
-        state = model.at(rate, more)
-    return state, checked
+def _simulated(check: Check, formulas: int, objective: Objective) -> Found:
+    """With its progress on stderr, where that is a terminal."""
+
+    def simulate(replicas: int) -> Checked:
+        with click.progressbar(
+            length=100,
+            label=f"simulating {replicas} replicas",
+            file=sys.stderr,
+            hidden=not sys.stderr.isatty(),
+        ) as bar:
+            return check.run(replicas, lambda share: bar.update(int(100 * share) - bar.pos))
+
+    return search(simulate, formulas, objective, check.kinds)

@@ -151,6 +151,10 @@ class Model:
             return first
         return first + (batch - low) * (self.curve.step_seconds([context] * (low + 1)) - first)
 
+    def token_seconds(self, state: State) -> float:
+        """A token of an answer in ``state`` that no prompt interrupts: what a tree is for."""
+        return state.step / self.mean_commit_len
+
     def service_seconds(self, index: int, batch: float) -> float:
         """Time of a replica that one request takes."""
         return self.prefill[index] + self.steps[index] * self.step_seconds(batch) / max(1.0, batch)

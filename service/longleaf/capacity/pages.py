@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from longleaf.capacity import model as formulas
-from longleaf.capacity.check import Checked
+from longleaf.capacity.check import Seen
 from longleaf.capacity.model import Model, Objective, State
+from longleaf.capacity.search import Found
 
 _GB = 2**30
 _FULL = 0.6
@@ -26,14 +27,17 @@ class Prices:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``models``: one for each curve that could serve the traffic; ``model`` is the chosen one."""
+    """``models``: one for each curve that could serve the traffic, with what the formulas gave for
+    it; ``model`` is the chosen one. ``why_not``: of each other curve.
+    """
 
     objective: Objective
     model: Model
     state: State
-    checked: Checked | None
+    found: Found | None
     prices: Prices
-    models: tuple[Model, ...]
+    models: tuple[tuple[Model, State], ...]
+    why_not: tuple[str, ...] = ()
 
     @property
     def pods(self) -> int:
@@ -66,17 +70,20 @@ class Answer:
 
     def document(self) -> dict[str, Any]:
         """The same as JSON."""
-        model, state, checked = self.model, self.state, self.checked
+        model, state, found = self.model, self.state, self.found
+        checked = None if found is None else found.answer
         slots, size = self.pool
         return {
             "curve": dict(model.curve.source),
             "rate": state.rate,
             "replicas": state.replicas,
+            "replicas_by_formulas": state.replicas if found is None else found.formulas,
             "utilization": state.utilization,
             "most_per_replica": model.most_per_replica,
             "nodes": model.curve.nodes,
             "batch": state.batch,
             "tpot_ms": state.tpot * 1e3,
+            "kv_tokens_in_use": state.kv_tokens,
             "kv_pool_tokens": slots,
             "kv_pool_bytes": size,
             "gateway_pods": self.pods,
@@ -87,22 +94,37 @@ class Answer:
                 {
                     "prompt_tokens": kind.prompt_tokens,
                     "cached_tokens": kind.cached_tokens,
+                    "uncached_tokens": kind.uncached_tokens,
                     "answer_tokens": kind.answer_tokens,
                     "share": kind.share,
                     "ttft_ms": state.ttft[number] * 1e3,
-                    "simulated_ttft_ms": None if checked is None else _ms(checked.ttft[number]),
+                    **_seen("ttft", None if checked is None else checked.ttft[number]),
                 }
                 for number, kind in enumerate(model.kinds)
             ],
-            "simulated_tpot_ms": None if checked is None else checked.tpot * 1e3,
+            **_seen("tpot", None if checked is None else checked.tpot),
+            "simulated": []
+            if found is None
+            else [
+                {
+                    "replicas": one.replicas,
+                    "simulated_replicas": one.simulated,
+                    "requests": one.requests,
+                    "missed": one.missed(self.objective, model.kinds),
+                }
+                for one in found.tried
+            ],
             "tree_budget": [
                 {
                     "curve": one.curve.name,
                     "nodes": one.curve.nodes,
-                    "token_ms": one.step_seconds(1.0) / one.mean_commit_len * 1e3,
+                    "token_ms": one.token_seconds(own) * 1e3,
+                    "replicas_by_formulas": own.replicas,
                 }
-                for one in self.models
+                for one, own in self.models
             ],
+            "curves_left_out": list(self.why_not),
+            "extrapolated": _beyond(self),
         }
 
 
@@ -132,6 +154,7 @@ def words(answer: Answer) -> str:
         f"(1 - {share:.4g} * {prefill:.4g}) = {state.tpot * 1e3:.4g} ms{_simulated_tpot(answer)}",
         f"    W = {state.wait * 1e3:.4g} ms",
         *_kinds(answer),
+        f"    KV in use: b * context = {state.kv_tokens:.6g} tokens on average",
         f"    KV pool: max(largest request {model.largest}, ceil(b) * context) = {slots} tokens "
         f"* {model.curve.kv_bytes_per_token:.6g} bytes = {size / _GB:.3g} GiB a GPU",
         *_budget(answer),
@@ -146,56 +169,79 @@ def words(answer: Answer) -> str:
             f"({prompt:.6g} + {completion:.6g}) tokens) = {both:.4g} a million tokens; "
             f"{alone:.4g} a million answer tokens"
         )
-    if answer.checked is not None:
-        parts.append(
-            f"    simulated: {answer.checked.requests} requests on one replica with its share of "
-            "the arrivals, without a gateway that chooses among replicas"
+    return "\n".join([*parts, *_simulation(answer), *_beyond(answer)])
+
+
+def _simulation(answer: Answer) -> list[str]:
+    """What the formulas gave, what the simulation gave for it, and why replicas were added."""
+    found, kinds = answer.found, answer.model.kinds
+    if found is None:
+        return []
+    lines = ["", f"The formulas gave {found.formulas} replicas. Simulated, behind one gateway:"]
+    for one in found.tried:
+        missed = one.missed(answer.objective, kinds)
+        verdict = "missed: " + "; ".join(missed) if missed else "within the objective"
+        lines.append(f"    {one.replicas} replicas: {verdict}")
+    checked = found.answer
+    lines.append(
+        f"    {checked.requests} requests after those that filled the fleet; mean (± twice its "
+        "standard error, 99th percentile, of how many)"
+    )
+    if checked.simulated < checked.replicas:
+        lines.append(
+            f"    {checked.simulated} of the {checked.replicas} replicas with their share of the "
+            "arrivals, which queue no less than all of them would"
         )
-    return "\n".join([*parts, *_beyond(answer)])
+    lines += [
+        f"    no request of {kind} came: more --check-requests would tell"
+        for kind, seen in zip(kinds, checked.ttft, strict=True)
+        if seen is None
+    ]
+    return lines
 
 
 def _kinds(answer: Answer) -> list[str]:
-    model, state, checked = answer.model, answer.state, answer.checked
+    model, state, found = answer.model, answer.state, answer.found
     lines = []
     for number, kind in enumerate(model.kinds):
-        told = checked.ttft[number] if checked is not None else None
-        seen = "" if told is None else f"; simulated {told * 1e3:.4g} ms"
+        told = found.answer.ttft[number] if found is not None else None
+        seen = "" if told is None else f"; simulated {told}"
         lines.append(
-            f"    TTFT of {kind.prompt_tokens} tokens = W + {model.prefill[number] * 1e3:.4g} = "
+            f"    TTFT of {kind} = W + {model.prefill[number] * 1e3:.4g} = "
             f"{state.ttft[number] * 1e3:.4g} ms{seen}"
         )
     return lines
 
 
 def _simulated_tpot(answer: Answer) -> str:
-    if answer.checked is None:
+    if answer.found is None or answer.found.answer.tpot is None:
         return ""
-    return f"; simulated {answer.checked.tpot * 1e3:.4g} ms"
+    return f"; simulated {answer.found.answer.tpot}"
 
 
 def _budget(answer: Answer) -> list[str]:
-    """step(1) / commit_len of each curve."""
-    times = [one.step_seconds(1.0) * 1e3 for one in answer.models]
-    return [
-        f"    {one.curve.nodes} nodes ({one.curve.name}): {step:.4g} ms / "
-        f"{one.mean_commit_len:.3g} = {step / one.mean_commit_len:.4g} ms a token"
-        for one, step in zip(answer.models, times, strict=True)
+    """step(b) / commit_len of each curve, and those that could not serve the traffic."""
+    lines = [
+        f"    {one.curve.nodes} nodes ({one.curve.name}): step(b) / commit_len = "
+        f"{state.step * 1e3:.4g} / {one.mean_commit_len:.3g} = "
+        f"{one.token_seconds(state) * 1e3:.4g} ms a token with b = {state.batch:.3g}; "
+        f"{state.replicas} replicas by the formulas"
+        for one, state in answer.models
     ]
+    return lines + [f"    left out: {reason}" for reason in answer.why_not]
 
 
 def _beyond(answer: Answer) -> list[str]:
     """What was extrapolated."""
-    curve, lines = answer.model.curve, []
     longest = max(kind.prompt_tokens + kind.answer_tokens for kind in answer.model.kinds)
-    if answer.model.batch_limit > curve.largest_batch:
-        lines.append(
-            f"    the curve was recorded up to batch {curve.largest_batch}: beyond, attention adds "
-            "up and the rest of a step is taken as shared, which flatters experts"
-        )
-    if longest > curve.longest_context:
-        lines.append(f"    the curve was recorded up to {curve.longest_context} tokens of context")
-    return lines
+    return answer.model.curve.beyond(answer.model.batch_limit, longest)
 
 
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else seconds * 1e3
+def _seen(name: str, seen: Seen | None) -> dict[str, float | None]:
+    spread = None if seen is None else seen.spread
+    return {
+        f"simulated_{name}_ms": None if seen is None else seen.mean * 1e3,
+        f"simulated_{name}_spread_ms": None if spread is None else spread * 1e3,
+        f"simulated_{name}_p99_ms": None if seen is None else seen.p99 * 1e3,
+        f"simulated_{name}_count": None if seen is None else seen.count,
+    }

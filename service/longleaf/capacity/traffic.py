@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 _NAMED = {"185k": 185_000, "200k": 200_000}
+_MOST_TOKENS = 1_000_000
+_MOST_SHARE = 1e9
+_MOST_DIGITS = 12
 
 
 class TrafficError(ValueError):
@@ -26,9 +29,23 @@ class Kind:
     text: str = "prose"
     cached_tokens: int = 0
 
+    @property
+    def uncached_tokens(self) -> int:
+        """Of the prompt: what prefill computes."""
+        return self.prompt_tokens - self.cached_tokens
+
+    def __str__(self) -> str:
+        cached = ""
+        if self.cached_tokens:
+            cached = f" ({self.cached_tokens} cached, {self.uncached_tokens} to compute)"
+        return f"{self.prompt_tokens} tokens{cached}"
+
 
 def parse_kind(word: str) -> Kind:
-    """``SHARE:PROMPT[+CACHED]:ANSWER[:TEXT]``, such as ``0.1:185k+180k:256:code``."""
+    """``SHARE:PROMPT[+CACHED]:ANSWER[:TEXT]``, such as ``0.1:185k+160k:256:code``: k is 1,024
+    tokens, but the contexts that are named by round numbers are those: 185k is 185,000, 200k is
+    200,000.
+    """
     parts = word.split(":")
     if len(parts) not in {3, 4}:
         raise TrafficError(f"--mix {word!r} is not SHARE:PROMPT[+CACHED]:ANSWER[:TEXT]")
@@ -49,7 +66,7 @@ def load_kinds(path: Path) -> list[Kind]:
     """Read a JSON list of objects with ``Kind``'s fields."""
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TrafficError(f"{path}: {error}") from None
     if not isinstance(rows, list) or not rows:
         raise TrafficError(f"{path} must hold a list of at least one kind of request")
@@ -74,15 +91,18 @@ def _checked(row: Any, source: str) -> Kind:
     share = row.get("share")
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < math.inf:
         raise TrafficError(f"{source}: share must be above 0, got {share!r}")
+    if share > _MOST_SHARE:
+        raise TrafficError(f"{source}: share must be at most {_MOST_SHARE:g}")
     for name in ("prompt_tokens", "answer_tokens"):
         value = row.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise TrafficError(f"{source}: {name} must be a whole number above 0, got {value!r}")
-    cached = row.get("cached_tokens", 0)
-    if not isinstance(cached, int) or not 0 <= cached < row["prompt_tokens"]:
+        if value > _MOST_TOKENS:
+            raise TrafficError(f"{source}: {name} must be at most {_MOST_TOKENS:,}")
+    prompt, cached = row["prompt_tokens"], row.get("cached_tokens", 0)
+    if isinstance(cached, bool) or not isinstance(cached, int) or not 0 <= cached < prompt:
         raise TrafficError(
-            f"{source}: cached_tokens must be less than prompt_tokens "
-            f"({row['prompt_tokens']}), got {cached!r}"
+            f"{source}: cached_tokens must be a whole number less than prompt_tokens ({prompt})"
         )
     if not isinstance(row.get("text", ""), str):
         raise TrafficError(f"{source}: text must be a string, got {row['text']!r}")
@@ -92,7 +112,7 @@ def _checked(row: Any, source: str) -> Kind:
 def _tokens(word: str, field: str) -> int:
     text = word.strip().lower()
     digits = text.removesuffix("k")
-    if not digits.isdecimal():
+    if not digits.isdecimal() or len(digits) > _MOST_DIGITS:
         raise TrafficError(f"--mix: {field} {word!r} is no number of tokens such as 512 or 16k")
     return _NAMED.get(text, int(digits) * (1024 if text.endswith("k") else 1))
 

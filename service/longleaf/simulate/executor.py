@@ -34,7 +34,8 @@ class Pace:
 
 class SimulatedExecutor:
     """``elapsed``: seconds that the batches took since it was last set to 0, at the simulation's
-    speed. ``answer``: the tokens that every answer repeats.
+    speed. ``answer``: the tokens that every answer repeats. ``free_tokens``: of a request, by its
+    id, the first tokens of the prompt that take no time, as if they had been cached.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class SimulatedExecutor:
         answer: Sequence[int],
         memory: KvMemory,
         counters: LoadCounters,
-        metrics: EngineMetrics,
+        metrics: EngineMetrics | None,
     ) -> None:
         self._curve = curve
         self._commits = commits
@@ -55,6 +56,7 @@ class SimulatedExecutor:
         self._counters = counters
         self._metrics = metrics
         self.elapsed = 0.0
+        self.free_tokens: dict[str, int] = {}
 
     def rows_needed(self, state: RequestState) -> int:
         """Slots that the next step of ``state`` takes at most."""
@@ -62,13 +64,18 @@ class SimulatedExecutor:
 
     def prefill(self, chunks: Sequence[Chunk]) -> tuple[list[PrefillResult], list[Failure]]:
         """Give each request its chunk's rows, and its first token with the last of them."""
-        spans = [
-            (chunk.state.kv.length, chunk.state.kv.length + len(chunk.slots)) for chunk in chunks
-        ]
-        seconds = self._curve.prefill_seconds(spans) / self._pace.speed
+        spans = [span for chunk in chunks if (span := self._span(chunk))]
+        seconds = self._curve.prefill_seconds(spans) / self._pace.speed if spans else 0.0
         self.elapsed += seconds
         self._counters.add_prefill(sum(len(chunk.slots) for chunk in chunks), seconds)
         return [self._finish_chunk(chunk) for chunk in chunks], []
+
+    def _span(self, chunk: Chunk) -> tuple[int, int] | None:
+        """The tokens of a chunk that take time."""
+        begin = chunk.state.kv.length
+        end = begin + len(chunk.slots)
+        first = max(begin, self.free_tokens.get(chunk.state.rid, 0))
+        return (first, end) if first < end else None
 
     def _finish_chunk(self, chunk: Chunk) -> PrefillResult:
         state = chunk.state
@@ -127,14 +134,17 @@ class SimulatedExecutor:
         return max(1, round(-self._pace.answer_tokens * math.log1p(-_uniform(state, 0))))
 
     def _record(self, result: StepResult, seconds: float) -> None:
-        metrics, bucket = self._metrics, context_bucket(result.context)
+        if result.state.request.speculative:
+            self._counters.add_outcome(result.outcome, result.nodes - 1)
+        metrics = self._metrics
+        if metrics is None:
+            return
+        bucket = context_bucket(result.context)
         metrics.commit_len.labels(bucket).observe(result.outcome.commit_len)
         metrics.accepted_depth.labels(bucket).observe(result.outcome.accepted_depth)
         metrics.tree_nodes.labels(bucket).observe(result.nodes)
         metrics.step_seconds.labels("total", bucket).observe(seconds)
         metrics.timed_context_tokens.labels(bucket).inc(result.context)
-        if result.state.request.speculative:
-            self._counters.add_outcome(result.outcome, result.nodes - 1)
 
 
 def _uniform(state: RequestState, position: int) -> float:
