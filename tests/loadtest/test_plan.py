@@ -46,6 +46,7 @@ def test_phases_follow_one_another_and_seeds_repeat() -> None:
     assert first == list(arrivals(phases, 7)) != list(arrivals(phases, 8))
     assert [one.number for one in first] == list(range(len(first)))
     assert all((one.at >= 50) == (one.phase == 1) for one in first)
+    assert 90 < first[-1].at < 100
     assert [one.at for one in first] == sorted(one.at for one in first)
 
 
@@ -217,11 +218,21 @@ def test_wrong_traces_are_named(text: str, message: str, tmp_path: Path) -> None
         parse_plan({"trace": "t.jsonl"}, tmp_path)
 
 
+def test_what_a_plan_says_is_in_it() -> None:
+    one = plan(stop_below=0.25, retries=3, timeout_seconds=7, prompts={"length": 9, "even": True})
+    assert (one.stop_below, one.retries, one.timeout_seconds, one.even) == (0.25, 3, 7.0, True)
+    assert (plan().stop_below, plan().retries, plan().timeout_seconds, plan().even) == (
+        (0.0, 0, 600.0, False)
+    )
+
+
 def test_factors_change_rates_and_seconds(tmp_path: Path) -> None:
     path = tmp_path / "p.toml"
-    path.write_text('[[phase]]\nseconds = 10\nrate = 2.0\n[prompts]\nlength = "1k"')
+    phase = "[[phase]]\nseconds = 10\nrate = 2.0\nend_rate = 5.0\n"
+    path.write_text(f'{phase}[prompts]\nlength = "1k"')
     one = load_plan(path, rate_factor=3.0, longer=2.0)
-    assert (one.seconds, one.phases[0].rate) == (20.0, 6.0)
+    assert one.seconds == 20.0
+    assert (one.phases[0].rate, one.phases[0].end_rate) == (6.0, 15.0)
     for wrong in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(PlanError, match="--rate must be a number above 0"):
             load_plan(path, rate_factor=wrong)

@@ -12,7 +12,7 @@ from longleaf_load.arrivals import arrivals
 from longleaf_load.lengths import PlanError
 from longleaf_load.plan import Plan, parse_plan
 from longleaf_load.prompts import KINDS, PromptCounter, PromptError, PromptSource
-from longleaf_load.sessions import Sessions, check_lengths
+from longleaf_load.sessions import Sessions, Turn, check_lengths
 
 TOKENIZER = DEFAULT_MODELS / "tiny-target"
 
@@ -228,3 +228,51 @@ def test_lines_of_a_trace_that_cannot_be_are_named(source: PromptSource, tmp_pat
     with pytest.raises(PlanError, match=message):
         check_lengths(a_plan(trace=trace), source)
     check_lengths(a_plan(trace=trace, api="completions"), source)
+
+
+def first_turns(made: Sessions) -> list[Turn]:
+    turns = [made.turns(arrival).next() for arrival in made.arrivals()]
+    return [turn for turn in turns if turn is not None]
+
+
+def test_what_is_asked_is_what_was_drawn(source: PromptSource) -> None:
+    turns = first_turns(sessions(source, answers={"max_tokens": "uniform 16 400"}))
+    assert len({turn.max_tokens for turn in turns}) > 20
+    for turn in turns:
+        body = turn.body
+        assert (body["max_tokens"], body["metadata"]) == (turn.max_tokens, {"text": turn.text})
+        assert 16 <= turn.max_tokens <= 400
+        assert (body["ignore_eos"], body["stream"], body["temperature"]) == (True, True, 0)
+        assert body["stream_options"] == {"include_usage": True}
+
+
+def test_texts_and_documents_have_their_shares(source: PromptSource) -> None:
+    prompts = {"length": 100, "longest": 20_000, "texts": {"prose": 9, "code": 1}}
+    phase = [{"seconds": 100, "rate": 6.0}]
+    turns = first_turns(sessions(source, phase=phase, prompts=prompts))
+    prose = sum(turn.text == "prose" for turn in turns)
+    assert {turn.text for turn in turns} == {"prose", "code"}
+    assert prose / len(turns) == pytest.approx(0.9, abs=0.05)
+    documents = {"count": 3, "length": 200, "share": 1.0}
+    asked = [
+        one.document for one in first_turns(sessions(source, phase=phase, documents=documents))
+    ]
+    for number, part in enumerate((6 / 11, 3 / 11, 2 / 11)):  # Zipf
+        assert asked.count(number) / len(asked) == pytest.approx(part, abs=0.07)
+
+
+def test_even_lengths_look_like_many(source: PromptSource) -> None:
+    length = [{"share": 0.7, "length": 100}, {"share": 0.3, "length": 200}]
+    prompts = {"length": length, "longest": 20_000, "even": True}
+    long = [turn.prompt_tokens == 200 for turn in first_turns(sessions(source, prompts=prompts))]
+    for begin in (0, 20, 40):  # any forty in a row
+        assert abs(sum(long[begin : begin + 40]) - 12) <= 1
+
+
+def test_a_conversation_ends_where_its_prompt_would_be_too_long(source: PromptSource) -> None:
+    prompts = {"length": 400, "longest": 600}
+    made = sessions(source, turns={"count": 9}, prompts=prompts)
+    talk = made.turns(next(iter(made.arrivals())))
+    assert talk.next() is not None
+    assert talk.next("Short.") is not None
+    assert talk.next("A word. " * 200) is None
