@@ -45,6 +45,17 @@ def test_answers_that_run_together_by_hand() -> None:
     assert state.kv_tokens == pytest.approx(together * (100 + 2001 / 2 + 9))
 
 
+def test_one_request_at_a_time_by_hand() -> None:
+    """M/D/1 with all of a request's time; nothing interrupts its answer."""
+    one = model("1:1000:101:predictable", curve=flat(), pool=2_000, sequences=4)
+    steps = 100 / load_commits().mean("predictable")
+    taken, state = 1.0 + steps * 0.01, one.at(0.5, 1)
+    assert state.tpot == pytest.approx(0.01 * steps / 100)
+    used = 0.5 * taken
+    assert state.wait == pytest.approx(used * taken / (2 * (1 - used)))
+    assert state.ttft[0] == pytest.approx(state.wait + 1.0)
+
+
 def test_a_pool_bounds_the_batch() -> None:
     one = model("1:1000:100:prose", curve=flat(), pool=2_500, sequences=8)
     assert one.batch_limit == pytest.approx(2_500 / (1000 + 50 + 9))

@@ -1,9 +1,10 @@
+import math
 from collections.abc import Sequence
 from dataclasses import astuple, replace
 
 import pytest
 
-from longleaf.capacity.check import Check, Checked, Seen, poisson_jobs
+from longleaf.capacity.check import Check, Checked, Seen, poisson_jobs, summarize
 from longleaf.capacity.model import Model, Objective
 from longleaf.capacity.traffic import normalized, parse_kind
 from longleaf.embedded.load import DEFAULT_MODELS
@@ -16,6 +17,8 @@ from tests.capacity.flat import flat
 
 SHORT = ("1:4k:200:prose",)
 MIXED = ("0.7:4k:200:prose", "0.3:32k:200:code")
+CACHED = ("1:185k+160k:256:code",)
+"""Of which a pool holds one."""
 TOKENIZER = Tokenizer.load(DEFAULT_MODELS / "tiny-target")
 LIMITS = SchedulerOptions(
     context_length=218_000,
@@ -40,7 +43,7 @@ def mean(seen: Seen | None) -> float:
     return seen.mean
 
 
-@pytest.mark.parametrize("mix", [SHORT, MIXED])
+@pytest.mark.parametrize("mix", [SHORT, MIXED, CACHED])
 def test_a_replica_serves_in_simulation_what_the_formulas_say(mix: tuple[str, ...]) -> None:
     """Under half of the most, times to the first token; under twice, the throughput."""
     one = model(*mix)
@@ -48,6 +51,8 @@ def test_a_replica_serves_in_simulation_what_the_formulas_say(mix: tuple[str, ..
     seen = check(one.curve, *mix, rate=rate, requests=600).run(1)
     for told, expected in zip(seen.ttft, one.at(rate, 1).ttft, strict=True):
         assert mean(told) == pytest.approx(expected, rel=0.25)
+    if one.one_at_a_time:
+        assert mean(seen.tpot) == pytest.approx(one.at(rate, 1).tpot, rel=0.03)
     _, jobs = poisson_jobs(one.kinds, 2 * one.most_per_replica, 300, 1)
     served = Offline(one.curve, load_commits(), LIMITS, TOKENIZER).run(jobs)
     last = max(each.job.at + (each.end or 0.0) for each in served)
@@ -108,6 +113,15 @@ def test_a_kind_that_did_not_come_is_not_there() -> None:
     seen = check(flat(), "1:100:1", "1e-9:200:1", rate=1).run(1)
     assert seen.ttft[0] is not None
     assert seen.ttft[1] is None
+
+
+def test_a_summary_by_hand() -> None:
+    """The parts' means are 2, 4 and 6: a standard deviation of 2."""
+    seen = summarize([[1.0, 3.0], [4.0], [], [6.0]])
+    assert seen is not None
+    assert astuple(seen) == pytest.approx((4, 3.5, 6.0, 2 * 2 / math.sqrt(3)))
+    assert summarize([[float(n) for n in range(200, 0, -1)]]) == Seen(200, 100.5, 198.0, None)
+    assert summarize([[], []]) is None
 
 
 def test_time_per_token_and_spread_by_hand() -> None:

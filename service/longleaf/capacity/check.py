@@ -105,7 +105,7 @@ class Check:
         first = int(_FILLING * count)
         counted = list(zip(drawn, served, strict=True))[first:]
         ttft = tuple(
-            _mean_seen([[one.ttft for which, one in part if which == kind and one.ttft is not None]
+            summarize([[one.ttft for which, one in part if which == kind and one.ttft is not None]
                         for part in _parts(counted)])
             for kind in range(len(self.kinds))
         )  # fmt: skip
@@ -134,7 +134,8 @@ def _parts(items: Sequence[_Item]) -> list[Sequence[_Item]]:
     return [items[begin : begin + size] for begin in range(0, len(items), size)]
 
 
-def _mean_seen(parts: Sequence[Sequence[float]]) -> Seen | None:
+def summarize(parts: Sequence[Sequence[float]]) -> Seen | None:
+    """Of all values, which come in consecutive ``parts`` of a run; None if there are none."""
     values = sorted(value for part in parts for value in part)
     if not values:
         return None

@@ -19,6 +19,9 @@ variation of P):
 
     W    = (1 + c^2) / 2 * mean(P) * u^(sqrt(2 (R + 1)) - 1) / (R (1 - u)),  u = rate * mean(P) / R
     TTFT = W + P
+
+Where sequences or pool hold one request at a time (b below 2), nothing interrupts an answer and a
+prompt waits for answers too: no (1 - rate * mean(P)) above, and S in place of P in W.
 """
 
 import math
@@ -120,6 +123,11 @@ class Model:
         return sum(w * value(i) for i, w in enumerate(weights)) / total
 
     @property
+    def one_at_a_time(self) -> bool:
+        """Whether no two requests of the mix's mean size run together."""
+        return self.batch_limit < 2
+
+    @property
     def mean_prefill(self) -> float:
         """Seconds."""
         return self._mean(lambda i: self.prefill[i])
@@ -167,20 +175,25 @@ class Model:
     def at(self, rate: float, replicas: int) -> State:
         """The fleet under ``rate`` requests a second; infinite times where it cannot keep up."""
         each = rate / replicas
+        held = self.prefill
         decoding = 1 - each * self.mean_prefill
+        if self.one_at_a_time:
+            held = tuple(self.service_seconds(i, 1.0) for i in range(len(self.kinds)))
+            decoding = 1.0
         batch, busy = 1.0, rate / replicas / self.most_per_replica
         endless = State(
             replicas, rate, busy, self.batch_limit, self.step_seconds(self.batch_limit),
             math.inf, math.inf, (math.inf,) * len(self.kinds), self.batch_limit * self.footprint,
         )  # fmt: skip
-        if busy >= 1 or decoding <= 0:
+        if busy >= 1 or each * self._mean(lambda i: held[i]) >= 1:
             return endless
         for _ in range(_ROUNDS):
             wanted = each * self.mean_steps * self.step_seconds(max(1.0, batch)) / decoding
             batch += 0.5 * (min(wanted, self.batch_limit) - batch)
         step = self.step_seconds(max(1.0, batch))
-        mean, prompts = self.mean_prefill, each * self.mean_prefill
-        variation = self._mean(lambda i: (self.prefill[i] - mean) ** 2) / mean**2
+        mean = self._mean(lambda i: held[i])
+        prompts = each * mean
+        variation = self._mean(lambda i: (held[i] - mean) ** 2) / mean**2
         exponent = math.sqrt(2 * (replicas + 1)) - 1
         wait = (1 + variation) / 2 * mean * prompts**exponent / (replicas * (1 - prompts))
         return State(

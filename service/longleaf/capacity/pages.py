@@ -136,6 +136,7 @@ def words(answer: Answer) -> str:
     slots, size = answer.pool
     prompt, completion = model.tokens
     full = model.step_seconds(batch)
+    interrupted = "" if model.one_at_a_time else f" / (1 - {share:.4g} * {prefill:.4g})"
     parts = [
         f"{state.replicas} replicas, {answer.pods} gateway pods, "
         f"a tree of {model.curve.nodes} nodes",
@@ -150,8 +151,8 @@ def words(answer: Answer) -> str:
         f"{model.most_per_replica:.4g} requests a second at most",
         f"    {state.replicas} replicas: {share:.4g} each, {state.utilization:.0%} busy, "
         f"b = {state.batch:.3g}, step(b) = {state.step * 1e3:.4g} ms",
-        f"    TPOT = {state.step * 1e3:.4g} / {model.mean_commit_len:.3g} / "
-        f"(1 - {share:.4g} * {prefill:.4g}) = {state.tpot * 1e3:.4g} ms{_simulated_tpot(answer)}",
+        f"    TPOT = {state.step * 1e3:.4g} / {model.mean_commit_len:.3g}{interrupted} = "
+        f"{state.tpot * 1e3:.4g} ms{_simulated_tpot(answer)}",
         f"    W = {state.wait * 1e3:.4g} ms",
         *_kinds(answer),
         f"    KV in use: b * context = {state.kv_tokens:.6g} tokens on average",
