@@ -4,7 +4,7 @@ from dataclasses import astuple, replace
 
 import pytest
 
-from longleaf.capacity.check import Check, Checked, Seen, poisson_jobs, summarize
+from longleaf.capacity.check import Check, Checked, Seen, poisson_jobs, summarize, usual_requests
 from longleaf.capacity.model import Model, Objective
 from longleaf.capacity.traffic import normalized, parse_kind
 from longleaf.embedded.load import DEFAULT_MODELS
@@ -113,6 +113,11 @@ def test_a_kind_that_did_not_come_is_not_there() -> None:
     seen = check(flat(), "1:100:1", "1e-9:200:1", rate=1).run(1)
     assert seen.ttft[0] is not None
     assert seen.ttft[1] is None
+
+
+@pytest.mark.parametrize(("steps", "requests"), [(0, 1000), (94, 1000), (250, 400), (10_000, 200)])
+def test_long_answers_take_fewer_requests(steps: float, requests: int) -> None:
+    assert usual_requests(steps) == requests
 
 
 def test_a_summary_by_hand() -> None:

@@ -22,6 +22,9 @@ queue no less than all of them would.
 """
 _LEAST_EACH = 40
 """Requests for each simulated replica, however few are asked for."""
+_USUAL, _LEAST_USUAL = 1000, 200
+_USUAL_STEPS = 100_000
+"""Steps of all requests together: what is simulated in some seconds."""
 _FILLING = 0.25
 """Share of the requests, the first ones, that fill the fleet and are not counted."""
 _PARTS = 8
@@ -111,6 +114,11 @@ class Check:
         )  # fmt: skip
         tpot = _tpot([[one for _, one in part] for part in _parts(counted)])
         return Checked(replicas, simulated, len(counted), ttft, tpot)
+
+
+def usual_requests(steps: float) -> int:
+    """How many to simulate, if each takes ``steps`` decode steps."""
+    return min(_USUAL, max(_LEAST_USUAL, round(_USUAL_STEPS / max(1.0, steps))))
 
 
 def poisson_jobs(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from longleaf.capacity.check import Check, Checked
+from longleaf.capacity.check import Check, Checked, usual_requests
 from longleaf.capacity.model import CapacityError, Model, Objective
 from longleaf.capacity.pages import Answer, Prices, words
 from longleaf.capacity.search import Found, search
@@ -89,10 +89,10 @@ from longleaf.simulate.curve import CurveError, load_curve
 )
 @click.option(
     "--check-requests",
-    default=1000,
-    show_default=True,
+    default=None,
     type=click.IntRange(0, 1_000_000),
-    help="Requests, at least, of the simulation that checks the answer; 0 leaves it out.",
+    help="Requests, at least, of the simulation that checks the answer (default: 1000, fewer where "
+    "answers are long); 0 leaves it out.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def capacity_command(
@@ -112,7 +112,7 @@ def capacity_command(
     gateway_ms: float,
     gateway_us_per_token: float,
     gateway_cores: float,
-    check_requests: int,
+    check_requests: int | None,
     as_json: bool,
 ) -> None:
     """What a traffic needs within an objective, by formulas that are shown, checked by simulation.
@@ -154,6 +154,8 @@ def capacity_command(
         models, key=lambda found: (found[0].token_seconds(found[1]), found[1].replicas)
     )
     found = None
+    if check_requests is None:
+        check_requests = usual_requests(model.mean_steps)
     if check_requests:
         tokenizer = Tokenizer.load(DEFAULT_MODELS / "tiny-target")
         found = _simulated(
