@@ -12,6 +12,9 @@ from longleaf.gateway.api.reception import FREE_BYTES, Place
 from longleaf.gateway.config import GatewayConfig
 
 _COPIED_BYTES = 64 * 1024
+_SILENT = 0.9
+"""A body that stalls at its beginning is too slow at the same moment: it is told that it stalls
+where nothing came for so much of the time that it may be silent."""
 
 
 async def read_body(scope: Scope, receive: Receive, config: GatewayConfig, place: Place) -> bytes:
@@ -40,13 +43,13 @@ async def read_body(scope: Scope, receive: Receive, config: GatewayConfig, place
     loop = asyncio.get_running_loop()
     began = loop.time()
     while True:
-        stalled = loop.time() + silence
-        slow = began + silence + size / rate
+        since = loop.time()
+        due = min(since, began + size / rate) + silence
         try:
-            async with asyncio.timeout_at(min(stalled, slow)):
+            async with asyncio.timeout_at(due):
                 message = await receive()
         except TimeoutError:
-            if stalled <= slow:
+            if due - since > _SILENT * silence:
                 raise body_stalled(silence) from None
             raise body_too_slow(rate) from None
         if message["type"] == "http.disconnect":
