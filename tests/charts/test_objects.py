@@ -425,7 +425,6 @@ def test_monitors_select_what_there_is(full: Rendered) -> None:
 
 def test_the_exporter_is_ours_unless_another_is_given(tools: Tools, full: Rendered) -> None:
     exporter = container(full.engine, "gpu-exporter")
-    assert "readinessProbe" not in exporter  # silent metrics take no engine out of service
     assert exporter["image"] == container(full.engine, "engine")["image"]
     assert exporter["command"] == ["longleaf"]
     group, command, *words = exporter["args"]
