@@ -8,11 +8,8 @@ from dataclasses import dataclass
 from dataclasses import field as dataclass_field
 from typing import Any, TypeAlias
 
-_SUFFIX = 1024
-_MOST_DIGITS = 12
-MOST_TOKENS = 1_000_000
-"""No prompt and no answer is longer."""
-_ROUND = {"185k": 185_000, "200k": 200_000}
+from longleaf.token_counts import MOST_TOKENS, parse_tokens
+
 _FORMS = (
     "2k, 'uniform 1k 8k', 'log_uniform 1k 185k', 'lognormal 4k 1.0' (median, sigma), "
     "or a list of {share, length}"
@@ -27,17 +24,13 @@ class PlanError(ValueError):
 
 
 def tokens(text: str | int, field: str) -> int:
-    """A number of tokens: 512, 16k (16,384). The contexts that are named by round numbers are
-    those: 185k is 185,000, 200k is 200,000.
-    """
+    """A number of tokens, as ``parse_tokens`` reads it."""
     if isinstance(text, int) and not isinstance(text, bool):
         number = text
+    elif (parsed := parse_tokens(str(text))) is not None:
+        number = parsed
     else:
-        word = str(text).strip().lower()
-        digits = word.removesuffix("k")
-        if not digits.isdecimal() or len(digits) > _MOST_DIGITS:
-            raise PlanError(f"{field}: {text!r} is no number of tokens such as 512 or 16k")
-        number = _ROUND.get(word, int(digits) * (_SUFFIX if word.endswith("k") else 1))
+        raise PlanError(f"{field}: {text!r} is no number of tokens such as 512 or 16k")
     if not 1 <= number <= MOST_TOKENS:
         raise PlanError(f"{field} must be between 1 and {MOST_TOKENS:,} tokens, got {number}")
     return number

@@ -49,9 +49,9 @@ def open_run(options: Any, url: str | None) -> Run:
         raise PlanError("--host is missing: the gateway's URL")
     check_url(url)
     plan, key = _plan(options), _key()
-    check_lengths(plan, PromptCounter(served_tokenizer(options)))
-    model = options.model_name or first_model(url, key)
     source = PromptSource(served_tokenizer(options), plan.longest, plan.seed)
+    check_lengths(plan, source)
+    model = options.model_name or first_model(url, key)
     return Run(
         plan=plan,
         source=source,

@@ -76,7 +76,9 @@ def _group(records: Sequence[Record]) -> dict[str, Any]:
         "served": len(served),
         "refused": sum(record.outcome == "refused" for record in records),
         "failed": sum(record.outcome == "failed" for record in records),
-        "prompt_tokens_mean": statistics.fmean(record.prompt_tokens for record in records),
+        "prompt_tokens_mean": statistics.fmean(one.prompt_tokens for one in records)
+        if records
+        else 0.0,
         "ttft_ms": _spread([one.ttft for one in served]),
         "tpot_ms": _spread([one.tpot for one in served]),
         "gap_p99_ms": _spread([one.gap_p99 for one in served]),
@@ -101,15 +103,15 @@ def _phases(
     for record in records:
         by_phase[record.phase].append(record)
     begin, found = 0.0, []
-    for index, (phase, own) in enumerate(zip(phases, by_phase, strict=True)):
+    for phase, own in zip(phases, by_phase, strict=True):
         seconds = phase.seconds if ran is None else min(phase.seconds, max(0.0, ran - begin))
-        found.append(_phase(phase, seconds, own or [_nothing(index)], slo))
+        found.append(_phase(phase, seconds, own, slo))
         begin += phase.seconds
     return found
 
 
 def _phase(phase: Phase, seconds: float, own: Sequence[Record], slo: Slo) -> dict[str, Any]:
-    asked = [record for record in own if record.attempt == 1 and record.outcome != "none"]
+    asked = [record for record in own if record.attempt == 1]
     arrived = [record for record in asked if record.turn == 1]
     good = [record for record in own if slo.met_by(record)]
 
@@ -132,24 +134,7 @@ def _phase(phase: Phase, seconds: float, own: Sequence[Record], slo: Slo) -> dic
         "failures": _reasons(own, "failed"),
         "retry_after": _promised(own),
         **_group(own),
-        "requests": sum(one.outcome != "none" for one in own),
     }
-
-
-def _nothing(phase: int) -> Record:
-    return Record(
-        arrival=0,
-        phase=phase,
-        turn=1,
-        attempt=1,
-        text="",
-        prompt_tokens=0,
-        max_tokens=0,
-        document=None,
-        sent=0.0,
-        late=0.0,
-        outcome="none",
-    )
 
 
 def _reasons(records: Iterable[Record], outcome: str) -> dict[str, int]:

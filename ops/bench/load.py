@@ -405,7 +405,7 @@ def main(
     speed_factor: float,
     results: Path,
 ) -> None:
-    """Run the load benchmark; about 35 minutes on two cores."""
+    """Run the load benchmark; most of an hour on two cores."""
     unwind_on_sigterm()
     out.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()

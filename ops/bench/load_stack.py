@@ -109,12 +109,10 @@ def core_apart() -> Iterator[frozenset[int]]:
 def _process(
     log: Path, arguments: Sequence[str], cores: Collection[int] = ()
 ) -> Iterator["subprocess.Popen[bytes]"]:
+    pinned = ["taskset", "-c", ",".join(map(str, cores))] if cores else []
     with log.open("ab") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "longleaf", *arguments],
-            stdout=file,
-            stderr=file,
-            preexec_fn=(lambda: os.sched_setaffinity(0, cores)) if cores else None,
+            [*pinned, sys.executable, "-m", "longleaf", *arguments], stdout=file, stderr=file
         )
         try:
             yield process

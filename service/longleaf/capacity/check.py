@@ -107,12 +107,13 @@ class Check:
         served = fleet.run(jobs, lambda done: told(done / count))
         first = int(_FILLING * count)
         counted = list(zip(drawn, served, strict=True))[first:]
+        parts = _parts(counted)
         ttft = tuple(
             summarize([[one.ttft for which, one in part if which == kind and one.ttft is not None]
-                        for part in _parts(counted)])
+                        for part in parts])
             for kind in range(len(self.kinds))
         )  # fmt: skip
-        tpot = _tpot([[one for _, one in part] for part in _parts(counted)])
+        tpot = _tpot([[one for _, one in part] for part in parts])
         return Checked(replicas, simulated, len(counted), ttft, tpot)
 
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_NAMED = {"185k": 185_000, "200k": 200_000}
-_MOST_TOKENS = 1_000_000
+from longleaf.token_counts import MOST_TOKENS, parse_tokens
+
 _MOST_SHARE = 1e9
-_MOST_DIGITS = 12
 
 
 class TrafficError(ValueError):
@@ -97,8 +96,8 @@ def _checked(row: Any, source: str) -> Kind:
         value = row.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise TrafficError(f"{source}: {name} must be a whole number above 0, got {value!r}")
-        if value > _MOST_TOKENS:
-            raise TrafficError(f"{source}: {name} must be at most {_MOST_TOKENS:,}")
+        if value > MOST_TOKENS:
+            raise TrafficError(f"{source}: {name} must be at most {MOST_TOKENS:,}")
     prompt, cached = row["prompt_tokens"], row.get("cached_tokens", 0)
     if isinstance(cached, bool) or not isinstance(cached, int) or not 0 <= cached < prompt:
         raise TrafficError(
@@ -110,11 +109,10 @@ def _checked(row: Any, source: str) -> Kind:
 
 
 def _tokens(word: str, field: str) -> int:
-    text = word.strip().lower()
-    digits = text.removesuffix("k")
-    if not digits.isdecimal() or len(digits) > _MOST_DIGITS:
+    number = parse_tokens(word)
+    if number is None:
         raise TrafficError(f"--mix: {field} {word!r} is no number of tokens such as 512 or 16k")
-    return _NAMED.get(text, int(digits) * (1024 if text.endswith("k") else 1))
+    return number
 
 
 def _number(word: str, field: str) -> float:
