@@ -25,7 +25,8 @@ _ANSWER = 160
 """Tokens of an answer: enough steps to take a median of."""
 _AROUND = 32
 """Tokens that a stream may need beside its prompt and its answer."""
-_REPEATS = 5
+_REPEATS = 3
+"""Of each measurement; their median counts."""
 _FEWEST_STEPS = 3
 _LOCAL = {"127.0.0.1", "::1", "localhost"}
 
@@ -133,10 +134,19 @@ class Recorder:
         return round(seconds, 6)
 
     def _step(self, context: int, batch: int) -> float:
-        """Seconds of a step of ``batch`` streams, while all of them decode.
+        """Median seconds of a step of ``batch`` streams, while all of them decode.
 
         Their prompts are cached before: none ends while another's is still prefilled.
         """
+        texts = [self._source.text("prose", context, self._random) for _ in range(batch)]
+        for text in texts:
+            self._send("prose", text, 1)
+        seconds = statistics.median(self._together(texts, context) for _ in range(_REPEATS))
+        self._tell(f"step of {batch} at {context} tokens: {seconds * 1e3:.2f} ms")
+        return round(seconds, 6)
+
+    def _together(self, texts: Sequence[str], context: int) -> float:
+        """Mean seconds of a step while answers to all ``texts`` decode."""
         answers: list[_Answer] = []
         failures: list[Exception] = []
 
@@ -146,9 +156,6 @@ class Recorder:
             except Exception as error:
                 failures.append(error)
 
-        texts = [self._source.text("prose", context, self._random) for _ in range(batch)]
-        for text in texts:
-            self._send("prose", text, 1)
         threads = [threading.Thread(target=one, args=(text,)) for text in texts]
         for thread in threads:
             thread.start()
@@ -162,12 +169,10 @@ class Recorder:
         steps = statistics.fmean(counts)
         if steps < _FEWEST_STEPS:
             raise PlanError(
-                f"--batches: {batch} answers after {context} tokens did not decode together: does "
-                f"{self._url} run so many at once?"
+                f"--batches: {len(texts)} answers after {context} tokens did not decode together: "
+                f"does {self._url} run so many at once?"
             )
-        seconds = (end - begin) / steps
-        self._tell(f"step of {batch} at {context} tokens: {seconds * 1e3:.2f} ms")
-        return round(seconds, 6)
+        return (end - begin) / steps
 
     def _ask(self, kind: str, context: int, tokens: int) -> _Answer:
         return self._send(kind, self._source.text(kind, context, self._random), tokens)

@@ -71,12 +71,12 @@ class Bench:
                     curve, commits = record_curve(
                         self._out, "embedded", "128,512,1k,2k,4k", "1,2,4", "uniform 32 96", *seed
                     )
-                    real += self._records("validate", "real", *seed)
+                    real += self._records("validate", f"real-{number + 1}", *seed)
                 engine = ("simulate", "--curve", str(curve), "--commit-len", str(commits))
                 limits = ("--chunked-prefill-size", "512", "--context-length", "16384")
                 pool = ("--max-total-tokens", "40960", "--interleave-prefill")
                 with running(self._folder, (*engine, *limits, *pool), 1, cores=cores):
-                    simulated += self._records("validate", "simulated", *seed)
+                    simulated += self._records("validate", f"simulated-{number + 1}", *seed)
         self._validation(real, simulated)
 
     def _records(self, plan: str, name: str, *arguments: str) -> list[Record]:

@@ -13,6 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Self
 
+from longleaf.engine.process import ended_with_us
 from ops.gpu.client import Client, EngineError
 
 PLUGIN = "longleaf"
@@ -178,6 +179,8 @@ class Server:
                 stderr=subprocess.STDOUT,
                 env=os.environ | variables,
                 start_new_session=True,
+                # Whatever kills a measurement, its servers do not keep the GPUs.
+                preexec_fn=ended_with_us(signal.SIGTERM),
             )
         self._begin = time.monotonic()
 

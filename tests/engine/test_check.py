@@ -14,6 +14,7 @@ import pytest
 
 from longleaf.engine.check import check_address
 from longleaf.engine.drift import DriftError
+from longleaf.engine.process import CRASH_ENVIRONMENT
 from tests.engine.conftest import MODELS
 from tests.engine.starts import Start, Starts
 
@@ -272,3 +273,18 @@ def test_an_address_that_the_machine_lacks_is_left_out_beside_one_that_it_has(
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [lacking])
     with pytest.raises(DriftError, match="cannot listen at --host localhost"):
         check_address(args)
+
+
+CRASH = """
+from types import SimpleNamespace
+from sglang.srt.managers.tokenizer_manager import TokenizerManager
+manager = SimpleNamespace(crash_dump_folder="", crash_dump_performed=False)
+TokenizerManager.dump_requests_before_crash(manager)
+print(manager.crash_dump_performed)
+"""
+
+
+def test_sglang_waits_for_no_dumps_where_the_launcher_started_it(
+    starts: Starts, tmp_path: Path
+) -> None:
+    assert starts.run(CRASH, tmp_path, **CRASH_ENVIRONMENT).stdout == "False\n"

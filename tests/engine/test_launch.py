@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from longleaf.engine import warmup
 from longleaf.engine.launch import engine_command
+from longleaf.engine.process import CRASH_ENVIRONMENT, Server
 
 ROOT = Path(__file__).parents[2]
 STANDIN = ROOT / "tests/engine/standin.py"
@@ -181,6 +182,22 @@ def test_a_server_that_dies_later_is_told_and_is_not_ready(tmp_path: Path) -> No
     assert out.startswith("ready after ")
     assert "ended by itself with status 9" in err
     assert not launched.ready.exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "found"), [({}, "0"), ({"SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "1"}, "1")]
+)
+def test_a_crash_waits_for_dumps_only_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], found: str
+) -> None:
+    for name in CRASH_ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    code = "import os; print(os.environ['SGLANG_CUDA_COREDUMP_BEFORE_CRASH'])"
+    server = Server([sys.executable, "-c", code])
+    assert server.wait(30) == 0
+    assert server.tail() == f"{found}\n"
 
 
 def test_a_start_that_takes_too_long_says_what_it_waits_for(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_cupti_alone_tells_a_product_from_a_copy_in_every_sample(tmp_path: Path)
     device = torch.device("cuda")
     for load in (matmul(device), copy(device)):
         recording = tmp_path / f"{load.name}.json"
-        seconds = Seconds(settle=0.3, alone=0.3, watched=2.0)
+        seconds = Seconds(settle=0.3, alone=0.3, watched=4.0)
         observe(load, recording, seconds, 0.25, "--source", CuptiPm.name)
         (source,) = json.loads(recording.read_text())["sources"]
         if "error" in source:

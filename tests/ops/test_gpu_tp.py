@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,31 @@ def test_a_rank_is_found_killed_and_waited_for(
         assert command_of(pid) == ""
     finally:
         server.stop()
+
+
+MEASURES = """
+import sys, time
+from pathlib import Path
+from ops.gpu.pairs import tiny
+from ops.gpu.servers import Method, Server, ServerSpec, free_port
+ServerSpec.command = lambda *given: [sys.executable, "-c", "import time; time.sleep(60)"]
+server = Server(tiny(Method.STOCK_PLAIN), free_port(0), Path(sys.argv[1]))
+print(server.processes()[0], flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_measurement_that_is_killed_leaves_no_server(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", MEASURES, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as measurement:
+        assert measurement.stdout is not None
+        pid = int(measurement.stdout.readline())
+        assert "sleep(60)" in command_of(pid)
+        measurement.kill()
+    end = time.monotonic() + 20
+    while command_of(pid):
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def wait_for_rank(server: Server) -> int:

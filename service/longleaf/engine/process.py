@@ -14,6 +14,13 @@ from typing import IO
 from longleaf.engine.drift import GUARD_VARIABLE
 
 _TAIL_LINES = 30
+CRASH_ENVIRONMENT = {
+    "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
+    "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
+}
+"""Unless the environment says otherwise. When a rank dies, SGLang would wait 65 s for dumps of the
+others before it ends; meanwhile its streams neither go on nor break (two ranks on H200s).
+"""
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 
@@ -51,7 +58,7 @@ class Server:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, GUARD_VARIABLE: "1"},
+            env={**CRASH_ENVIRONMENT, **os.environ, GUARD_VARIABLE: "1"},
             preexec_fn=ended_with_us(signal.SIGTERM),
         )
         self._lines: deque[str] = deque(maxlen=_TAIL_LINES)
@@ -62,11 +69,12 @@ class Server:
     def _read(self) -> None:
         stream: IO[bytes] | None = self._process.stdout
         assert stream is not None
-        for line in stream:
-            text = line.decode(errors="replace")
-            self._lines.append(text)
-            sys.stderr.write(text)
-            sys.stderr.flush()
+        with stream:
+            for line in stream:
+                text = line.decode(errors="replace")
+                self._lines.append(text)
+                sys.stderr.write(text)
+                sys.stderr.flush()
 
     def signalled(self) -> bool:
         """Return whether a signal was passed on."""
