@@ -282,6 +282,26 @@ async def test_short_prompts_overtake_a_long_one_within_a_bound() -> None:
     await with_pool(use, max_overtakes=2, short_prompt_tokens=50)
 
 
+async def test_a_full_queue_keeps_none_from_a_place_that_it_may_overtake_for() -> None:
+    async def use(gateway: Gateway, __: FaultyReplica, held: Held) -> None:
+        tasks = [asyncio.create_task(post(gateway, ask("first", 100, max_tokens=500)))]
+        await eventually(lambda: held.started == ["first"])
+        tasks.append(asyncio.create_task(post(gateway, ask("long", 600, max_tokens=1))))
+        await until_depth(gateway, 1)  # the queue is full
+        tasks.append(asyncio.create_task(post(gateway, ask("short", 10, max_tokens=10))))
+        await eventually(lambda: held.started == ["first", "short"])
+        refused, _, headers = await post(gateway, ask("more", 10, max_tokens=10))
+        assert refused == 429  # there is room, but one has overtaken
+        assert int(headers["retry-after"]) >= 1
+        assert (await post(gateway, ask("longer", 600, max_tokens=1)))[0] == 429
+        for name in ("first", "short", "long"):
+            held.end(name)
+        assert {answer[0] for answer in await asyncio.gather(*tasks)} == {200}
+        assert held.started == ["first", "short", "long"]
+
+    await with_pool(use, max_overtakes=1, short_prompt_tokens=50, queue_size=1)
+
+
 async def test_one_long_prefill_at_a_time_and_short_ones_beside_it() -> None:
     async def use(gateway: Gateway, __: FaultyReplica, held: Held) -> None:
         tasks = [asyncio.create_task(post(gateway, ask("long1", 3_000, max_tokens=1)))]

@@ -154,16 +154,17 @@ class Admission:
         entry = _Entry(ask, asyncio.get_running_loop().create_future())
         cost = self._need(self._roomiest(ask), ask.demand).kv_tokens
         waiting = Waiting(entry, ask.key, ask.priority, ask.arrived, cost, ask.body_bytes)
-        victim = self._queue.offer(waiting)
-        self._note_queue()
+        self._queue.add(waiting)
+        began = self._clock()
+        self._pump()  # a full queue keeps none from a place that it may overtake for
+        victim = self._queue.surplus(waiting)
         if victim is not None:
+            self._note_queue()
             full = SaturatedError("queue_full", self.retry_after(victim.item.ask))
             if victim is waiting:
                 raise full
             _refuse(victim, full)
         self._metrics.queue_depth.set(len(self._queue))
-        began = self._clock()
-        self._pump()
         entry.waits = True
         try:
             left = ask.arrived + self._config.queue_timeout - self._clock()

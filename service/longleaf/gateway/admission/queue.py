@@ -51,18 +51,8 @@ class FairQueue(Generic[Item]):
     def __iter__(self) -> Iterator[Waiting[Item]]:
         return iter(tuple(self._waiting))
 
-    def offer(self, waiting: Waiting[Item]) -> Waiting[Item] | None:
-        """Let ``waiting`` in. Returns who must go for it: ``None``, or itself, or, where the queue
-        is full, the last of a key that holds more places than its own.
-        """
-        victim: Waiting[Item] | None = None
-        if self._bytes + waiting.size > self._max_bytes:
-            return waiting
-        if len(self._waiting) >= self._size:
-            victim = self._victim(waiting)
-            if victim is waiting:
-                return waiting
-            self.remove(victim)
+    def add(self, waiting: Waiting[Item]) -> None:
+        """Let ``waiting`` in. ``surplus`` must be asked before anything else comes."""
         self._number += 1
         waiting.number = self._number
         waiting.tag = max(self._virtual, self._finish.get(waiting.key, 0.0))
@@ -70,6 +60,20 @@ class FairQueue(Generic[Item]):
         self._waiting.append(waiting)
         self._counts[waiting.key] += 1
         self._bytes += waiting.size
+
+    def surplus(self, newcomer: Waiting[Item]) -> Waiting[Item] | None:
+        """Take out who is too many since ``newcomer`` came: ``None``, or itself, or, where too many
+        wait, the last of a key that holds more places than its own.
+        """
+        victim = None
+        if self._bytes > self._max_bytes:
+            victim = newcomer
+        elif len(self._waiting) > self._size:
+            victim = self._victim(newcomer)
+        if victim is newcomer and newcomer.key in self._finish:
+            self._finish[newcomer.key] -= newcomer.cost  # it had no service
+        if victim is not None:
+            self.remove(victim)
         return victim
 
     def remove(self, waiting: Waiting[Item]) -> bool:
@@ -99,8 +103,8 @@ class FairQueue(Generic[Item]):
         return -(waiting.priority + age), waiting.tag, waiting.number
 
     def _victim(self, newcomer: Waiting[Item]) -> Waiting[Item]:
-        key, most = max(self._counts.items(), key=lambda count: count[1], default=("", 0))
-        if most <= self._counts[newcomer.key] + 1:
+        key, most = max(self._counts.items(), key=lambda count: count[1])
+        if most <= self._counts[newcomer.key]:
             return newcomer
         return max(
             (waiting for waiting in self._waiting if waiting.key == key),
