@@ -56,6 +56,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--contexts", default="256,1k,4k", help="Contexts to record.")
     parser.add_argument("--batches", default="1,2,4", help="Batches to record.")
     parser.add_argument(
+        "--prompts",
+        help="Lengths of prompts to record commit_len from: the traffic's, written as in a plan.  "
+        "[log_uniform over the contexts]",
+    )
+    parser.add_argument(
         "--answers",
         default="128",
         help="Lengths of answers to record commit_len from: the traffic's, written as in a plan.",
@@ -112,17 +117,20 @@ def record_curve(options: argparse.Namespace) -> int:
     contexts = sorted({tokens(word, "--contexts") for word in options.contexts.split(",")})
     batches = sorted({tokens(word, "--batches") for word in options.batches.split(",")})
     answers = lengths(options.answers, "--answers")
+    between = f"log_uniform {contexts[0]} {contexts[-1]}"
+    prompts = lengths(between if options.prompts is None else options.prompts, "--prompts")
     seed = 1 if options.plan_seed is None else options.plan_seed
     recorder = Recorder(
         options.url,
         options.model_name or first_model(options.url, None),
-        PromptSource(served_tokenizer(options), contexts[-1], seed),
+        PromptSource(served_tokenizer(options), max(contexts[-1], prompts.most), seed),
         seed,
         lambda line: print(line, file=sys.stderr, flush=True),
     )
     about = {"name": options.record_curve, **machine(), **recorder.about(options.machine)}
+    recorder.check(contexts, batches)
+    kinds = recorder.commits(prompts, answers, _COMMIT_ANSWERS)
     found = {**about, **recorder.curve(contexts, batches)}
-    kinds = recorder.commits(contexts, answers, _COMMIT_ANSWERS)
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     for name, document in (("", found), ("-commit_len", {**about, "kinds": kinds})):

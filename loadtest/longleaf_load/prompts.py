@@ -84,7 +84,7 @@ class PromptSource(PromptCounter):
 
     def __init__(self, directory: Path, longest: int, seed: int) -> None:
         super().__init__(directory)
-        self._longest = longest
+        self.longest = longest
         encoder = HfTokenizer.from_file(str(directory / "tokenizer.json"))
         self._corpora = {kind: _corpus(encoder, kind, longest, seed) for kind in KINDS}
 
@@ -96,8 +96,8 @@ class PromptSource(PromptCounter):
         """Text of exactly ``length`` tokens, wherever special tokens surround it."""
         corpus = self._corpora[kind]
         words = length - self._number_base - _FEWEST_DIGITS
-        if not 1 <= words <= self._longest:
-            raise PromptError(f"prompts of {length} tokens are not between 1 and {self._longest}")
+        if not 1 <= words <= self.longest:
+            raise PromptError(f"prompts of {length} tokens are not between 1 and {self.longest}")
         begin, first = corpus.starts[random_.randrange(len(corpus.starts))]
         end, last = corpus.ends[bisect_right(corpus.ends, (begin + words, 1 << 60)) - 1]
         digits = _FEWEST_DIGITS + words - (end - begin)

@@ -2,7 +2,8 @@
 
 Prefill is the engine's own busy time (``/v1/loads``). A step is the time between the events of
 streams that decode together, so it has all in it that a step takes; where they did not, nothing is
-recorded. Nothing else may run on the engine meanwhile.
+recorded. Nothing else may run on the engine meanwhile. commit_len goes first: in a KV pool that
+answers have come and gone in, an engine may be slower than in a fresh one (rows that lie apart).
 """
 
 import http.client
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from longleaf_load.lengths import Lengths, PlanError
+from longleaf_load.lengths import Even, Lengths, PlanError
 from longleaf_load.prompts import KINDS, PromptSource
 
 _SECONDS = 600.0
@@ -52,6 +53,7 @@ class Recorder:
         self._host, self._port = parts.hostname, parts.port or 80
         self._model = model
         self._source = source
+        self._seed = seed
         self._random = random.Random(seed)
         self._tell = tell
 
@@ -69,14 +71,17 @@ class Recorder:
             self._tell(f"{self._url} is no engine but simulated, {about['simulated']}")
         return about
 
+    def check(self, contexts: Sequence[int], batches: Sequence[int]) -> None:
+        """``PlanError`` names what the engine cannot run."""
+        pool = int(self._load()["max_total_num_tokens"])
+        _check(contexts, batches, pool, self._info().get("max_running_requests"))
+
     def curve(self, contexts: Sequence[int], batches: Sequence[int]) -> dict[str, Any]:
         """``steps`` and ``prefill`` of a curve, and what the engine says of itself."""
         info = self._info()
         load = self._load()
         pool = int(load["max_total_num_tokens"])
         size = load.get("memory", {}).get("kv_cache_gb", 0.0) * 2**30
-        _check(contexts, batches, pool, info.get("max_running_requests"))
-        self._prefill(contexts[0])  # the first request warms up
         return {
             "nodes": info.get("speculative_num_draft_tokens") or 1,
             "kv_bytes_per_token": max(1.0, size / pool),
@@ -92,20 +97,17 @@ class Recorder:
             ],
         }
 
-    def commits(
-        self, contexts: Sequence[int], lengths: Lengths, answers: int
-    ) -> dict[str, list[int]]:
-        """Steps by accepted drafts, for each kind of text, of ``answers`` answers after prompts of
-        ``contexts`` in turn.
+    def commits(self, prompts: Lengths, lengths: Lengths, answers: int) -> dict[str, list[int]]:
+        """Steps by accepted drafts, for each kind of text, of ``answers`` answers.
 
-        ``lengths`` should be the traffic's: a model that falls into repetition drafts the end of a
-        long answer far better than a short one.
+        Both lengths should be the traffic's: a model that falls into repetition drafts the end of
+        a long answer far better than a short one, and copies more of a long prompt.
         """
         kinds = {}
         for kind in KINDS:
             rows = [
                 self._ask(
-                    kind, contexts[number % len(contexts)], lengths.draw(self._random)
+                    kind, self._prompt_length(prompts, number), lengths.draw(self._random)
                 ).histogram
                 for number in range(answers)
             ]
@@ -115,6 +117,10 @@ class Recorder:
             mean = sum((n + 1) * count for n, count in enumerate(counts)) / max(1, sum(counts))
             self._tell(f"commit_len of {kind}: {mean:.2f}")
         return kinds
+
+    def _prompt_length(self, prompts: Lengths, number: int) -> int:
+        drawn = prompts.draw(Even(self._seed, number))
+        return max(self._source.shortest, min(drawn, self._source.longest))
 
     def _fits(self, context: int, batch: int, pool: int) -> bool:
         fits = _needed(context, batch) < pool

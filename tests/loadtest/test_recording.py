@@ -1,6 +1,7 @@
 """What is recorded of a simulated engine is what it was simulated from."""
 
 import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from longleaf.simulate.commits import load_commits
 from longleaf.simulate.curve import load_curve
 from longleaf_load.__main__ import main
+from longleaf_load.prompts import KINDS, PromptSource
 from longleaf_load.recording import Recorder
 from tests.simulate.conftest import simulated
 
@@ -53,6 +55,41 @@ def test_a_recorded_curve_is_the_engines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "least", "most"),
+    [
+        ((), 200, 300),
+        (("--prompts", "100"), 100, 100),
+        (("--prompts", "lognormal 2k 0"), 2048, 2048),
+    ],
+)
+def test_commit_len_is_of_prompts_as_long_as_the_traffics(
+    words: Sequence[str],
+    least: int,
+    most: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[str, int]] = []
+    text = PromptSource.text
+
+    def noted(source: PromptSource, kind: str, length: int, random_: random.Random) -> str:
+        asked.append((kind, length))
+        return text(source, kind, length, random_)
+
+    monkeypatch.setattr(PromptSource, "text", noted)
+    with simulated("--speed", "100") as engine:
+        given = ["--record-curve", "x", "--contexts", "200,300", "--batches", "1", *words]
+        assert (
+            main([*given, "--answers", "8", "--url", engine.urls[0], "--out", str(tmp_path)]) == 0
+        )
+    assert [kind for kind, _ in asked[:36]] == [kind for kind in KINDS for _ in range(12)]
+    lengths = [length for _, length in asked[:36]]
+    assert least <= min(lengths) <= least + 20
+    assert most - 20 <= max(lengths) <= most
+    assert len(set(lengths)) == (1 if least == most else 12)
+
+
+@pytest.mark.parametrize(
     ("limits", "words", "message"),
     [
         (("--max-total-tokens", "400000"), ("--contexts", "300k"), "answered 400"),
@@ -72,6 +109,7 @@ def test_a_recorded_curve_is_the_engines(tmp_path: Path) -> None:
             "--batches: the engine runs at most 2 requests at once, got 8",
         ),
         ((), ("--contexts", ""), "--contexts: '' is no number of tokens"),
+        ((), ("--prompts", ""), "--prompts: '' is no number of tokens"),
         ((), ("--answers", ""), "--answers: '' is no number of tokens"),
     ],
 )
