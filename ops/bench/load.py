@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,11 @@ class Bench:
         self.rows: list[Row] = []
 
     def validate(self) -> None:
-        """The real engine and its simulation, by a curve recorded just before, under one load: in
-        rounds, so that whatever else this machine does weighs on all three alike. The engine has a
-        core of its own: one whose forwards wait for the clients and the gateway is slower by what
-        these do, which a curve cannot know.
+        """The real engine and its simulation under one load, in rounds, so that whatever else this
+        machine does weighs on both alike. The curve is recorded just after the real run, of an
+        engine that has been in use: a fresh KV pool is read faster. The engine has a core of its
+        own: one whose forwards wait for the clients and the gateway is slower by what these do,
+        which a curve cannot know.
         """
         real: list[Record] = []
         simulated: list[Record] = []
@@ -68,10 +70,10 @@ class Bench:
             seed = ("--plan-seed", str(number + 1))
             with core_apart() as cores:
                 with running(self._folder, _EMBEDDED, 1, cores=cores):
+                    real += self._records("validate", f"real-{number + 1}", *seed)
                     curve, commits = record_curve(
                         self._out, "embedded", "128,512,1k,2k,4k", "1,2,4", "uniform 32 96", *seed
                     )
-                    real += self._records("validate", f"real-{number + 1}", *seed)
                 engine = ("simulate", "--curve", str(curve), "--commit-len", str(commits))
                 limits = ("--chunked-prefill-size", "512", "--context-length", "16384")
                 pool = ("--max-total-tokens", "40960", "--interleave-prefill")
@@ -139,12 +141,6 @@ class Bench:
         self._add("validate_real_commit_len", steps[0], "tokens/step", n=len(real))
         self._add("validate_simulated_commit_len", steps[1], "tokens/step", n=len(simulated))
 
-    def fleets(self, sizes: Sequence[int], factor: float) -> None:
-        """Simulated replicas from half to twice their capacity."""
-        for replicas in sizes:
-            speed, longer = FLEETS[replicas]
-            self._fleet(replicas, speed * factor, longer)
-
     def gateway_cpu(self) -> None:
         """The same requests before 1, 8 and 64 replicas that are not busy: what one costs the
         gateway beyond what it does at rest, which is to ask each replica how it is.
@@ -174,7 +170,10 @@ class Bench:
         ratio = statistics.median(each[64]) / statistics.median(each[1])
         self._add("gateway_cpu_64_vs_1", ratio, "ratio", "lower", 1.2, n=self._rounds)
 
-    def _fleet(self, replicas: int, speed: float, longer: float) -> None:
+    def fleet(self, replicas: int, factor: float) -> None:
+        """Simulated replicas from half to twice their capacity; ``factor``: on their speed."""
+        speed, longer = FLEETS[replicas]
+        speed *= factor
         rate = capacity() * replicas * speed
         queue = ("--queue-size", str(_QUEUE_PER_REPLICA * replicas), "--queue-timeout", "120")
         engine = ("simulate", "--replicas", str(replicas), "--speed", str(speed))
@@ -382,30 +381,24 @@ def _run_aiperf(folder: Path) -> dict[str, Any]:
     return measured
 
 
-_PARTS = ("fleets", "gateway_cpu", "soak", "aiperf", "saturate", "validate")
+_FLEETS = {f"fleet_{replicas}": replicas for replicas in FLEETS}
+_PARTS = (*_FLEETS, "gateway_cpu", "soak", "aiperf", "saturate", "validate")
 
 
 @click.command()
 @click.option("--out", type=click.Path(path_type=Path), default=ROOT / "build" / "load")
 @click.option("--part", "parts", multiple=True, type=click.Choice(_PARTS), default=_PARTS)
-@click.option(
-    "--replicas",
-    multiple=True,
-    type=click.Choice([str(n) for n in FLEETS]),
-    default=[str(n) for n in FLEETS],
-)
 @click.option("--rounds", default=3, type=click.IntRange(2), help="Of what is compared.")
 @click.option("--speed-factor", default=1.0, help="On the speed of the simulated fleets.")
 @click.option("--results", type=click.Path(path_type=Path), default=RESULTS_DIR)
 def main(
     out: Path,
     parts: tuple[str, ...],
-    replicas: tuple[str, ...],
     rounds: int,
     speed_factor: float,
     results: Path,
 ) -> None:
-    """Run the load benchmark; most of an hour on two cores."""
+    """Run the load benchmark; an hour and a half on two cores."""
     unwind_on_sigterm()
     out.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
@@ -414,7 +407,10 @@ def main(
         work: dict[str, Callable[[], None]] = {
             "validate": bench.validate,
             "saturate": bench.saturate,
-            "fleets": lambda: bench.fleets([int(n) for n in replicas], speed_factor),
+            **{
+                part: partial(bench.fleet, replicas, speed_factor)
+                for part, replicas in _FLEETS.items()
+            },
             "gateway_cpu": bench.gateway_cpu,
             "soak": lambda: bench.soak(_SOAK_SECONDS),
             "aiperf": bench.aiperf,

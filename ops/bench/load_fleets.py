@@ -11,11 +11,13 @@ from longleaf.simulate.curve import load_curve
 from longleaf_load.records import Record
 from longleaf_load.slo import Slo
 
-FLEETS = {1: (4.0, 2.0), 8: (2.0, 2.0), 64: (0.5, 4.0)}
+FLEETS = {1: (4.0, 6.0), 8: (2.0, 2.0), 64: (0.5, 4.0)}
 """Replicas; the speed at which they are simulated (a promise in whole seconds says little where a
-second is many of the curve's), and how much longer the phases are: half of each, in which queues
-fill and the phase before ends, is not weighed, and 64 replicas' queue takes 25 of the curve's
-seconds to fill at twice their capacity."""
+second is many of the curve's), and how much longer the phases are. Half of each, in which queues
+fill and the phase before ends, is not weighed: 64 replicas' queue takes 25 of the curve's seconds
+to fill at twice their capacity, and one prompt of 185k is an eighth of what one replica does in
+three minutes.
+"""
 _MIX = ((0.5, "2k"), (0.3, "16k"), (0.14, "64k"), (0.06, "185k"))
 _SEQUENCES, _POOL = 8, 218_000
 
