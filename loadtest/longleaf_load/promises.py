@@ -18,10 +18,11 @@ SHORT_PROMPT_TOKENS = 4_096
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """Seconds: what was told, what was true."""
+    """Seconds: what was told, what was true. ``phase``: that of the refused request."""
 
     told: float
     true: float
+    phase: int
 
     @property
     def error(self) -> float:
@@ -30,7 +31,9 @@ class Promise:
 
 
 def promises(records: Sequence[Record], short: int = SHORT_PROMPT_TOKENS) -> list[Promise]:
-    """A promise for each refusal that has a ``Retry-After`` and a successor that was served."""
+    """A promise for each refusal that has a ``Retry-After`` and a successor that was served,
+    which may have come in a later phase: ``records`` are those of the whole run.
+    """
     found: list[Promise] = []
     for is_short in (True, False):
         same = [record for record in records if (record.prompt_tokens <= short) is is_short]
@@ -46,7 +49,8 @@ def promises(records: Sequence[Record], short: int = SHORT_PROMPT_TOKENS) -> lis
             refused = record.sent + (record.seconds or 0.0)
             place = bisect_left(arrivals, refused)
             if place < len(served):
-                found.append(Promise(record.retry_after, served[place][1] - refused))
+                true = served[place][1] - refused
+                found.append(Promise(record.retry_after, true, record.phase))
     return found
 
 

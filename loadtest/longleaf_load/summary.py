@@ -9,7 +9,7 @@ from typing import Any
 from longleaf.metrics import CONTEXT_BUCKETS, context_bucket
 from longleaf_load.arrivals import Phase
 from longleaf_load.cautions import cautions
-from longleaf_load.promises import promises
+from longleaf_load.promises import Promise, promises
 from longleaf_load.records import Record
 from longleaf_load.simulation import simulated
 from longleaf_load.slo import Slo
@@ -28,6 +28,7 @@ def summarize(
     met = sum(map(slo.met_by, judged))
     share = met / len(judged) if judged else 0.0
     served = [record.ttft for record in records if record.outcome == "ok"]
+    kept = promises(records)
     report = {
         **about,
         "simulated": simulated(records) or list(about.get("simulated", ())),
@@ -43,7 +44,7 @@ def summarize(
         "outcomes": dict(Counter(record.outcome for record in records)),
         "refusals": _reasons(records, "refused"),
         "failures": _reasons(records, "failed"),
-        "retry_after": _promised(records),
+        "retry_after": _promised(records, kept),
         "retried": _retried(records),
         "exact_prompts": _exact(records),
         "late_p99_seconds": _quantile([record.late for record in records], 0.99),
@@ -54,7 +55,7 @@ def summarize(
         "texts": _groups(
             records, lambda record: record.text, sorted({one.text for one in records})
         ),
-        "phases": _phases(phases, records, slo, about.get("ran_seconds")),
+        "phases": _phases(phases, records, kept, slo, about.get("ran_seconds")),
         "points": _points(records),
     }
     return {**report, "cautions": list(cautions(report))}
@@ -96,16 +97,21 @@ def _commit_len(records: Iterable[Record]) -> float | None:
 
 
 def _phases(
-    phases: Sequence[Phase], records: Sequence[Record], slo: Slo, ran: float | None
+    phases: Sequence[Phase],
+    records: Sequence[Record],
+    kept: Sequence[Promise],
+    slo: Slo,
+    ran: float | None,
 ) -> list[dict[str, Any]]:
     """Each phase, of the seconds that it had where the run ended after ``ran`` of them."""
     by_phase: list[list[Record]] = [[] for _ in phases]
     for record in records:
         by_phase[record.phase].append(record)
     begin, found = 0.0, []
-    for phase, own in zip(phases, by_phase, strict=True):
+    for number, (phase, own) in enumerate(zip(phases, by_phase, strict=True)):
         seconds = phase.seconds if ran is None else min(phase.seconds, max(0.0, ran - begin))
-        found.append(_phase(phase, seconds, own, slo))
+        promised = _promised(own, [one for one in kept if one.phase == number])
+        found.append({**_phase(phase, seconds, own, slo), "retry_after": promised})
         begin += phase.seconds
     return found
 
@@ -132,7 +138,6 @@ def _phase(phase: Phase, seconds: float, own: Sequence[Record], slo: Slo) -> dic
         ),
         "refusals": _reasons(own, "refused"),
         "failures": _reasons(own, "failed"),
-        "retry_after": _promised(own),
         **_group(own),
     }
 
@@ -142,9 +147,8 @@ def _reasons(records: Iterable[Record], outcome: str) -> dict[str, int]:
     return dict(counts.most_common())
 
 
-def _promised(records: Sequence[Record]) -> dict[str, Any]:
+def _promised(records: Sequence[Record], kept: Sequence[Promise]) -> dict[str, Any]:
     saturated = [one for one in records if one.outcome == "refused" and one.status in {429, 503}]
-    kept = promises(records)
     errors = [promise.error for promise in kept]
     return {
         "refusals": len(saturated),

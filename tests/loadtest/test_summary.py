@@ -91,6 +91,22 @@ def test_what_is_offered_are_arrivals() -> None:
     assert diagonal in page(report([ok(0)]))
 
 
+def test_a_promise_is_held_against_what_came_in_a_later_phase() -> None:
+    refused = {"outcome": "refused", "status": 429, "reason": "full", "seconds": 0.0}
+    records = [
+        blank(sent=9.0, retry_after=4.0, **refused),
+        ok(11, phase=1, ttft=3.0, prefill_seconds=1.0),  # it started at 13
+        blank(sent=12.0, phase=1, retry_after=5.0, **refused),
+        ok(20, phase=1, ttft=3.0, prefill_seconds=1.0),  # at 22
+    ]
+    found = report(records)
+    first, second = (one["retry_after"] for one in found["phases"])
+    assert (first["refusals"], first["checked"], first["median_error"]) == (1, 1, 0.0)
+    assert (second["refusals"], second["checked"], second["median_error"]) == (1, 1, 0.5)
+    assert (first["true_seconds"]["p50"], second["true_seconds"]["p50"]) == (4.0, 10.0)
+    assert found["retry_after"]["checked"] == 2
+
+
 def test_an_objective_that_was_not_measured_is_missed_and_told() -> None:
     found = report([ok(0), ok(1, tpot=0.001), ok(2)], Slo(tpot_ms=50))
     assert found["slo"]["met"] == pytest.approx(1 / 3)
