@@ -75,6 +75,7 @@ _SECTIONS = {
     "turns": {"count", "think_seconds"},
     "cancel": {"share", "seconds"},
 }
+_PHASE = {"name", "seconds", "rate", "end_rate", "burst"}
 
 
 def load_plan(
@@ -166,16 +167,22 @@ def _prompts(values: Mapping[str, Any], field: str, longest: int) -> Lengths | N
 
 
 def _check_names(values: Mapping[str, Any]) -> None:
+    _check_known(values, _SECTIONS[""] | set(filter(None, _SECTIONS)), "", "a plan")
     for section, known in _SECTIONS.items():
-        found = values.get(section, {}) if section else values
+        found = values.get(section, {})
         if not isinstance(found, Mapping):
             raise PlanError(f"{section} must be a table")
-        unknown = sorted(set(found) - known - (set(_SECTIONS) if not section else set()))
-        if unknown:
-            name = f"{section}.{unknown[0]}" if section else unknown[0]
-            raise PlanError(
-                f"{name} is not known; {section or 'a plan'} has {', '.join(sorted(known))}"
-            )
+        _check_known(found, known, f"{section}.", section)
+
+
+def _check_known(found: Mapping[str, Any], known: set[str], prefix: str, place: str) -> None:
+    unknown = sorted(set(found) - known)
+    if unknown:
+        name = unknown[0]
+        hint = f"; {name} goes at the top of the plan" if name in _SECTIONS[""] else ""
+        raise PlanError(
+            f"{prefix}{name} is not known; {place} has {', '.join(sorted(known))}{hint}"
+        )
 
 
 def _phases(rows: Any, factor: float, longer: float) -> tuple[Phase, ...]:
@@ -186,9 +193,7 @@ def _phases(rows: Any, factor: float, longer: float) -> tuple[Phase, ...]:
         where = f"phase[{number}]"
         if not isinstance(row, Mapping):
             raise PlanError(f"{where} must be a table, [[phase]], got {row!r}")
-        unknown = sorted(set(row) - {"name", "seconds", "rate", "end_rate", "burst"})
-        if unknown:
-            raise PlanError(f"{where}.{unknown[0]} is not known")
+        _check_known(row, _PHASE, f"{where}.", "a phase")
         rate = positive(row.get("rate"), f"{where}.rate") * factor
         end = positive(row["end_rate"], f"{where}.end_rate") * factor if "end_rate" in row else rate
         burst = row.get("burst", 1.0)
