@@ -86,11 +86,41 @@ def test_the_packaged_curve_is_the_recording() -> None:
             {"prefill": [{"context": 5, "cached": 5, "seconds": 1}]},
             "cached must be less than context 5, got 5",
         ),
+        *(
+            ({"name": name}, "name must be 1 to 64 printable ASCII characters without quotes")
+            for name in ("", 5, "a\nb", 'a"b', "a'b", "\u00e9", "a\x7f", "n" * 65)
+        ),
+        (
+            {"steps": [{**row, "seconds": 0} for row in GRID["steps"]]},
+            "steps: seconds must not all be 0",
+        ),
+        (
+            {"prefill": [{**row, "seconds": 0} for row in GRID["prefill"]]},
+            "prefill: seconds must not all be 0",
+        ),
+        (
+            {"steps": [*GRID["steps"], {"context": 3000, "batch": 4, "seconds": 0.04}]},
+            "steps: two of context 3000 and batch 4",
+        ),
+        (
+            {"prefill": [*GRID["prefill"], {"context": 5000, "cached": 0, "seconds": 0.9}]},
+            "prefill: two of context 5000",
+        ),
     ],
 )
 def test_a_wrong_curve_is_named(change: dict[str, object], words: str) -> None:
     with pytest.raises(CurveError, match=words):
         parse_curve({**GRID, **change}, "file")
+
+
+def test_a_name_may_hold_what_a_header_may() -> None:
+    name = "8 x H200 (x1), a/b: 100%!".ljust(64, "~")
+    assert parse_curve({**GRID, "name": name}, "file").name == name
+
+
+def test_some_steps_may_take_no_time() -> None:
+    steps = [{**GRID["steps"][0], "seconds": 0}, *GRID["steps"][1:]]
+    assert parse_curve({**GRID, "steps": steps}, "file").step_seconds([1000]) == 0
 
 
 def test_a_curve_that_is_not_there() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 CURVES = Path(__file__).parent / "curves"
 """Where the package keeps the curves that were recorded for it."""
 
-
 _MOST = 1e15
+_LONGEST_NAME = 64
 
 
 class CurveError(ValueError):
@@ -133,7 +133,12 @@ def parse_curve(values: Any, source: str) -> Curve:
     for row in _rows(values, "steps", source):
         batch = int(_number(row, "batch", f"{source}: steps", 1))
         context = _number(row, "context", f"{source}: steps", 0)
-        batches.setdefault(batch, {})[context] = _number(row, "seconds", f"{source}: steps", 0)
+        points = batches.setdefault(batch, {})
+        if context in points:
+            raise CurveError(f"{source}: steps: two of context {context:g} and batch {batch}")
+        points[context] = _number(row, "seconds", f"{source}: steps", 0)
+    if not any(seconds for points in batches.values() for seconds in points.values()):
+        raise CurveError(f"{source}: steps: seconds must not all be 0")
     total: dict[float, float] = {0.0: 0.0}
     forwards: list[float] = []
     for row in sorted(
@@ -147,10 +152,14 @@ def parse_curve(values: Any, source: str) -> Curve:
             raise CurveError(
                 f"{source}: prefill: cached must be less than context {context:g}, got {cached:g}"
             )
+        if context in total:
+            raise CurveError(f"{source}: prefill: two of context {context:g}")
         forwards.append(seconds)
         total[context] = _line(total).at(cached) + seconds
+    if not any(forwards):
+        raise CurveError(f"{source}: prefill: seconds must not all be 0")
     return Curve(
-        name=str(_field(values, "name", source)),
+        name=_name(values, source),
         source={
             key: value
             for key, value in values.items()
@@ -172,6 +181,18 @@ def _field(values: Mapping[str, Any], name: str, source: str) -> Any:
     if values.get(name) is None:
         raise CurveError(f"{source}: {name} is missing")
     return values[name]
+
+
+def _name(values: Mapping[str, Any], source: str) -> str:
+    """It stands in a header of every answer and in a label of every metric."""
+    name = _field(values, "name", source)
+    right = isinstance(name, str) and name.isascii() and name.isprintable()
+    if not right or not 0 < len(name) <= _LONGEST_NAME or set(name) & set("\"'"):
+        raise CurveError(
+            f"{source}: name must be 1 to {_LONGEST_NAME} printable ASCII characters without "
+            f"quotes, got {ascii(name)[: _LONGEST_NAME + 16]}"
+        )
+    return str(name)
 
 
 def _rows(values: Mapping[str, Any], name: str, source: str) -> list[Mapping[str, Any]]:
