@@ -14,7 +14,7 @@ from longleaf_load.options import (
     add_options,
     check_run,
     check_url,
-    first_model,
+    served_model,
     served_tokenizer,
 )
 from longleaf_load.prompts import PromptSource
@@ -122,7 +122,7 @@ def record_curve(options: argparse.Namespace) -> int:
     seed = 1 if options.plan_seed is None else options.plan_seed
     recorder = Recorder(
         options.url,
-        options.model_name or first_model(options.url, None),
+        served_model(options.url, None, options.model_name),
         PromptSource(served_tokenizer(options), max(contexts[-1], prompts.most), seed),
         seed,
         lambda line: print(line, file=sys.stderr, flush=True),

@@ -38,12 +38,13 @@ def check_run(options: Any, url: str) -> str:
     check_url(url)
     parse_slo(options.slo)
     check_lengths(_plan(options), PromptCounter(served_tokenizer(options)))
-    return options.model_name or first_model(url, _key())
+    return served_model(url, _key(), options.model_name)
 
 
 def open_run(options: Any, url: str | None) -> Run:
     """Read the plan and the texts; ``options`` are ``load_workers``, too. ``PlanError`` says what
-    is wrong; the key of the API is ``LONGLEAF_API_KEY``.
+    is wrong; the key of the API is ``LONGLEAF_API_KEY``. A model that is named is not looked up:
+    ``check_run`` did, and a worker must not wait while its master may start it.
     """
     if not url:
         raise PlanError("--host is missing: the gateway's URL")
@@ -51,7 +52,7 @@ def open_run(options: Any, url: str | None) -> Run:
     plan, key = _plan(options), _key()
     source = PromptSource(served_tokenizer(options), plan.longest, plan.seed)
     check_lengths(plan, source)
-    model = options.model_name or first_model(url, key)
+    model = options.model_name or served_model(url, key, "")
     return Run(
         plan=plan,
         source=source,
@@ -84,16 +85,32 @@ def check_url(url: str) -> None:
         raise PlanError(f"{url!r} is no URL like http://host:8080")
 
 
-def first_model(url: str, key: str | None) -> str:
-    """The first model that is served. ``PlanError`` where nothing answers."""
+def served_model(url: str, key: str | None, name: str) -> str:
+    """``name`` if it is served, the first model that is where it is empty. ``PlanError`` where it
+    is not listed, or where nothing is and it is empty: a server need not list what is asked for by
+    its name.
+    """
+    try:
+        listed = _models(url, key)
+    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+        if name:
+            return name
+        raise PlanError(f"{url} does not list its models: {error}") from None
+    if name and name not in listed:
+        raise PlanError(f"--model-name: {url} serves {', '.join(listed)}, not {name!r}")
+    return name or listed[0]
+
+
+def _models(url: str, key: str | None) -> list[str]:
+    """All that are listed, one at least."""
     request = urllib.request.Request(url.rstrip("/") + "/v1/models")
     if key:
         request.add_header("authorization", f"Bearer {key}")
-    try:
-        with urllib.request.urlopen(request, timeout=_ASK_SECONDS) as answer:
-            return str(json.loads(answer.read())["data"][0]["id"])
-    except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
-        raise PlanError(f"{url} does not list its models: {error}") from None
+    with urllib.request.urlopen(request, timeout=_ASK_SECONDS) as answer:
+        listed = [str(model["id"]) for model in json.loads(answer.read())["data"]]
+    if not listed:
+        raise LookupError("the list is empty")
+    return listed
 
 
 def served_tokenizer(options: Any) -> Path:

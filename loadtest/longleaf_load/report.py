@@ -16,6 +16,7 @@ _STYLE = (
     "border-bottom:1px solid #ddd}td:first-child,th:first-child{text-align:left}"
     ".note{background:#fff3cd;padding:.6em 1em}"
 )
+_FEW = 3
 _ABOUT = ("date", "commit", "machine", "url", "model", "plan", "seed", "workers", "command")
 
 
@@ -68,6 +69,18 @@ def headline(report: Mapping[str, Any]) -> str:
         f"{slo['met']:.1%} met the objective ({slo['words']}); {slo['share']:.0%} were to: "
         f"{verdict}."
     )
+
+
+def reasons_line(report: Mapping[str, Any]) -> str:
+    """The commonest reasons of what was not served; empty where all was."""
+    parts = []
+    for outcome, name in (("refused", "refusals"), ("failed", "failures")):
+        told = sorted(report[name].items(), key=lambda one: -one[1])
+        few = ", ".join(f"{count} {reason}" for reason, count in told[:_FEW])
+        more = sum(count for _, count in told[_FEW:])
+        if few:
+            parts.append(f"{outcome}: {few}" + (f", {more} others" if more else ""))
+    return "; ".join(parts)
 
 
 def simulated_note(report: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from longleaf_load.outputs import Outputs
 from longleaf_load.plan import Plan
 from longleaf_load.prompts import PromptSource
 from longleaf_load.records import Record, write_records
-from longleaf_load.report import headline, page, simulated_note
+from longleaf_load.report import headline, page, reasons_line, simulated_note
 from longleaf_load.simulation import LABEL, label, lost_seconds, simulated
 from longleaf_load.slo import Slo
 from longleaf_load.summary import summarize
@@ -126,6 +126,8 @@ class Run:
         out.write_whole("report.html", page(report))
         out.write_whole("SIMULATED.txt", simulated_note(report))
         print(f"\n{headline(report)}", file=sys.stderr)
+        if why := reasons_line(report):
+            print(why, file=sys.stderr)
         for caution in report["cautions"]:
             print(f"CAUTION: {caution}", file=sys.stderr)
         for failure in out.failures:

@@ -110,6 +110,20 @@ def test_a_full_disk_loses_what_it_must_and_says_so(
     assert "100.0% met the objective" in said
 
 
+def test_the_commonest_reasons_are_among_the_last_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of(tmp_path)
+    for reason, count in (("a", 1), ("full", 4), ("b", 2), ("c", 3), ("d", 1)):
+        for _ in range(count):
+            run.add(blank(outcome="refused", status=400, reason=reason))
+    ended(run, outcome="failed", reason="broke off")
+    said = capsys.readouterr().err
+    assert "\nrefused: 4 full, 3 c, 2 b, 2 others; failed: 1 broke off\n" in said
+    ended(run_of(tmp_path))
+    assert "refused:" not in capsys.readouterr().err
+
+
 def test_a_folder_that_cannot_be_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

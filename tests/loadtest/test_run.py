@@ -16,6 +16,7 @@ import pytest
 from longleaf.embedded.load import DEFAULT_MODELS
 from longleaf_load.__main__ import main
 from longleaf_load.arrivals import arrivals
+from longleaf_load.options import served_model
 from longleaf_load.plan import load_plan, parse_plan
 from longleaf_load.prompts import PromptSource
 from longleaf_load.records import Record, read_records
@@ -375,6 +376,22 @@ def test_wrong_arguments_are_named(
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_is_not_served_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with simulated() as engine:
+        (url,) = engine.urls
+        assert served_model(url, None, "") == "longleaf-simulated"
+        assert served_model(url, None, "longleaf-simulated") == "longleaf-simulated"
+        with pytest.raises(SystemExit) as ended:
+            main(["--url", url, "--out", str(tmp_path / "out"), "--model-name", "nope"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert f"--model-name: {url} serves longleaf-simulated, not 'nope'" in said
+    assert not (tmp_path / "out").exists()
+    assert served_model("http://127.0.0.1:9", None, "nope") == "nope", "it lists none"
 
 
 def test_a_port_that_is_taken_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
