@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -302,6 +303,53 @@ async def test_a_full_queue_keeps_none_from_a_place_that_it_may_overtake_for() -
     await with_pool(use, max_overtakes=1, short_prompt_tokens=50, queue_size=1)
 
 
+async def test_who_is_pushed_out_while_his_replica_is_gone_is_told_and_leaves_nothing(
+    tmp_path: Path,
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("alice\nbob\n")
+    held = Held()
+    settings: dict[str, Any] = {"api_key_file": keys, "queue_size": 3, "unhealthy_after": 1}
+    settings |= {"health_interval": 0.1, "recovery_interval": 0.1, "short_prompt_tokens": 10}
+    async with FaultyReplica(held) as large, FaultyReplica(held) as little:
+        small(large, 3_000, 1_000)
+        small(little, 1_000, 1_000)
+        async with running_gateway(large.url, little.url, ready=2, **settings) as gateway:
+
+            def send(
+                key: str, *given: Any, **fields: Any
+            ) -> "asyncio.Task[tuple[int, bytes, Any]]":
+                headers = {"authorization": f"Bearer {key}"}
+                return asyncio.create_task(post(gateway, ask(*given, **fields), headers=headers))
+
+            runs = [send("alice", "a", 1500, max_tokens=1200)]
+            await eventually(partial(held.has, "a"))
+            runs.append(send("alice", "x", 100, max_tokens=800))
+            await eventually(partial(held.has, "x"))
+            waits = []
+            for depth in (1, 2, 3):  # only the large one holds them
+                waits.append(send("alice", f"a{depth}", 1500, max_tokens=100))
+                await until_depth(gateway, depth)
+            large.health_status = 503
+            await gateway.until_ready(1)
+            runs.append(send("bob", "b", 300, max_tokens=300))
+            status, body, _ = await waits[2]
+            assert status == 503
+            assert b"ready" in body
+            await until_depth(gateway, 3)
+            held.end("x")
+            await eventually(partial(held.has, "b"))
+            large.health_status = 200
+            for name in ("a", "b"):
+                held.end(name)
+            for name in ("a1", "a2"):
+                await eventually(partial(held.has, name))
+                held.end(name)
+            assert [answer[0] for answer in await asyncio.gather(*runs, *waits[:2])] == [200] * 5
+            for replica in (large, little):
+                await nothing_is_left(gateway, replica)
+
+
 async def test_one_long_prefill_at_a_time_and_short_ones_beside_it() -> None:
     async def use(gateway: Gateway, __: FaultyReplica, held: Held) -> None:
         tasks = [asyncio.create_task(post(gateway, ask("long1", 3_000, max_tokens=1)))]
@@ -577,6 +625,34 @@ async def test_admission_tells_what_a_request_would_wait_for() -> None:
         await asyncio.gather(first, second)
 
     await with_pool(use)
+
+
+async def test_what_is_told_of_the_queue_is_that_of_the_key_and_its_priority(
+    tmp_path: Path,
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("many\nfew\nurgent priority=5\nbatch priority=-5\n")
+
+    async def use(gateway: Gateway, __: FaultyReplica, held: Held) -> None:
+        headers = {"authorization": "Bearer many"}
+        tasks = [asyncio.create_task(post(gateway, ask("r", 100, max_tokens=800), headers=headers))]
+        await eventually(lambda: held.started == ["r"])
+        for depth in range(1, 5):
+            body = ask(f"w{depth}", 100, max_tokens=800)
+            tasks.append(asyncio.create_task(post(gateway, body, headers=headers)))
+            await until_depth(gateway, depth)
+        found = {}
+        for key in ("urgent", "few", "many", "batch"):
+            headers = {"authorization": f"Bearer {key}"}
+            _, body, _ = await gateway.answer(ask("x", 100), ADMISSION, headers=headers)
+            found[key] = body["queue_position"]
+        assert found == {"urgent": 0, "few": 1, "many": 4, "batch": 4}
+        for name in ("r", *(f"w{depth}" for depth in range(1, 5))):
+            await eventually(partial(held.has, name))
+            held.end(name)
+        await asyncio.gather(*tasks)
+
+    await with_pool(use, api_key_file=keys, short_prompt_tokens=10, aging_interval=100)
 
 
 async def test_with_a_real_engine() -> None:

@@ -125,6 +125,52 @@ def test_what_was_refused_does_not_count_as_service() -> None:
     assert names(queue) == ["c0", "d0"]
 
 
+def test_those_before_a_newcomer_are_those_that_would_be_served_first() -> None:
+    for key, priority in (("a", 0), ("b", 0), ("c", 0), ("a", 3), ("c", -3)):
+        queue: FairQueue[str] = FairQueue(100, 10**9, 10.0)
+        for number in range(6):
+            offer(queue, one(f"a{number}", key="a", arrived=number * 10.0))
+            offer(queue, one(f"b{number}", key="b", priority=number % 3, arrived=25.0, cost=300))
+        serve(queue, 50.0)
+        before = {waiting.item for waiting in queue.before(key, priority, 60.0)}
+        offer(queue, one("new", key=key, priority=priority, arrived=60.0))
+        everyone = names(queue, 60.0)
+        assert before == set(everyone[: everyone.index("new")])
+
+
+def test_shares_hold_however_long_everyone_waits() -> None:
+    config = GatewayConfig(replicas=("http://a:1",))
+    queue: FairQueue[str] = FairQueue(512, 10**9, config.aging_interval)
+    waits: list[float] = []
+    for now in range(1, 120):  # 20 a second of one key, one a second of another; 5 are served
+        for number in range(20):
+            offer(queue, one(f"{now}.{number}", key="many", arrived=float(now)))
+        offer(queue, one("few", key="few", arrived=float(now)))
+        for _ in range(5):
+            first = queue.ordered(float(now))[0]
+            queue.serve(first)
+            if first.key == "few":
+                waits.append(now - first.arrived)
+    assert len(waits) == 119
+    assert max(waits) == 0.0
+
+
+def test_what_was_pushed_out_or_left_does_not_count_as_service() -> None:
+    queue: FairQueue[str] = FairQueue(8, 10**9, 1e9)
+    left = [one(f"left{number}", key="a") for number in range(2)]
+    for waiting in left:
+        offer(queue, waiting)
+    for number in range(6):
+        offer(queue, one(f"a{number}", key="a"))
+    for number in range(4):
+        offer(queue, one(f"b{number}", key="b"))  # pushes out the last of a: a5, a4, a3, a2
+    for waiting in left:
+        queue.remove(waiting)
+    assert names(queue) == ["a0", "b0", "a1", "b1", "b2", "b3"]
+    offer(queue, one("a6", key="a"))
+    assert names(queue) == ["a0", "b0", "a1", "b1", "b2", "a6", "b3"]
+
+
 def test_leaving_twice_is_once() -> None:
     queue: FairQueue[str] = FairQueue(4, 10**9, 10.0)
     waiting = one("a")

@@ -142,8 +142,8 @@ class GatewayConfig(BaseSettings):
     queue_timeout: Seconds = 30.0
     """Longest wait for room."""
     aging_interval: Seconds = 2.0
-    """Waiting time that counts as much as one step of priority: 15 steps within ``queue_timeout``,
-    so that only keys below that starve."""
+    """Waiting time that counts as much as one step of priority, up to the highest that waits: 15
+    steps within ``queue_timeout``, so that only keys below that starve."""
     max_prefill_tokens: Annotated[int, Field(ge=1)] = 65_536
     """Prompt tokens in flight at most on one replica (a longer prompt runs alone among long ones).
     """

@@ -120,6 +120,8 @@ class Admission:
         self._turnover = Turnover(clock)
         self._fleet: list[tuple[Replica, ReplicaFacts | None, int | None]] = []
         self._changes = 0
+        self._turns: Turns[_Entry] = Turns(config.max_overtakes)
+        """The last round's."""
         self._tick: asyncio.TimerHandle | None = None
         self._pump_soon = False
 
@@ -154,17 +156,16 @@ class Admission:
         entry = _Entry(ask, asyncio.get_running_loop().create_future())
         cost = self._need(self._roomiest(ask), ask.demand).kv_tokens
         waiting = Waiting(entry, ask.key, ask.priority, ask.arrived, cost, ask.body_bytes)
-        self._queue.add(waiting)
         began = self._clock()
-        self._pump()  # a full queue keeps none from a place that it may overtake for
-        victim = self._queue.surplus(waiting)
-        if victim is not None:
-            self._note_queue()
-            full = SaturatedError("queue_full", self.retry_after(victim.item.ask))
-            if victim is waiting:
-                raise full
-            _refuse(victim, full)
-        self._metrics.queue_depth.set(len(self._queue))
+        self._queue.add(waiting)
+        try:
+            if self._queue.crowded and not self._overtakes(waiting):
+                self._make_room(waiting)
+        except Exception:
+            self._queue.remove(waiting)
+            raise
+        if not entry.granted.done():
+            self._pump()
         entry.waits = True
         try:
             left = ask.arrived + self._config.queue_timeout - self._clock()
@@ -182,6 +183,26 @@ class Admission:
             self._metrics.queue_wait_seconds.observe(self._clock() - began)
         return grant
 
+    def _overtakes(self, newcomer: Waiting[_Entry]) -> bool:
+        """Whether it got a place that the last round left to those behind: a round of its own for
+        each refusal would be most of the gateway's work.
+        """
+        return self._placed(newcomer, self._able(newcomer.item.ask), self._turns)
+
+    def _make_room(self, newcomer: Waiting[_Entry]) -> None:
+        """Refuse who is too many. Raises where that is ``newcomer``."""
+        victim = self._queue.surplus(newcomer)
+        if victim is None:
+            return
+        refusal: Exception
+        try:
+            refusal = SaturatedError("queue_full", self.retry_after(victim.item.ask))
+        except (NoReplicaError, NeverFitsError) as error:
+            refusal = error  # a victim's replicas may be gone
+        if victim is newcomer:
+            raise refusal
+        _refuse(victim, refusal)
+
     def _leave(self, waiting: Waiting[_Entry]) -> None:
         """The request gives up; a place that it was given this very moment goes back."""
         granted = waiting.item.granted
@@ -198,12 +219,17 @@ class Admission:
         Where nothing has waited yet: until the replicas will have freed as much as all need.
         """
         short = self._is_short(ask)
-        ahead = sum(each.cost for each in self._queue if self._is_short(each.item.ask) is short)
+        ahead = sum(
+            each.cost for each in self._before(ask) if self._is_short(each.item.ask) is short
+        )
         own = self._need(self._roomiest(ask), ask.demand).kv_tokens
         rate = self._turnover.tokens_per_second(short, ahead + own)
         if rate is None:
             return self._seconds_to_drain(ask)
         return min(ahead / rate, self._config.queue_timeout) + own / rate
+
+    def _before(self, ask: Ask) -> list[Waiting[_Entry]]:
+        return self._queue.before(ask.key, ask.priority, self._clock())
 
     def _is_short(self, ask: Ask) -> bool:
         return ask.demand.size <= self._config.short_prompt_tokens
@@ -236,7 +262,7 @@ class Admission:
             replica = self._roomiest(ask)
         need, budget = self._need(replica, ask.demand), replica.budget
         obstacle = budget.obstacle(need)
-        ahead = sum(1 for waiting in self._queue if waiting.priority >= ask.priority)
+        ahead = len(self._before(ask))
         start = 0.0 if obstacle is None and not ahead else self.retry_after(ask)
         steps = budget.steps
         prefill = steps.prefill_seconds(budget.prefill_tokens + need.prefill_tokens)
@@ -273,11 +299,14 @@ class Admission:
         return demand.need(replica, self._config.assumed_completion_tokens, cached)
 
     def _roomiest(self, ask: Ask) -> Replica:
-        """The replica where it will most likely run: the one with the most room. Some must be able
-        to hold it.
+        """The replica where it will most likely run: the one with the most room. Raises as
+        ``_check_served`` where none could hold it.
         """
+        able = self._able(ask)
+        if not able:
+            self._check_served(ask)
         return max(
-            self._able(ask),
+            able,
             key=lambda replica: (replica.budget.free_tokens or 0, -replica.in_flight),
         )
 
@@ -322,7 +351,7 @@ class Admission:
         refused; the others have their turns.
         """
         self._pump_soon = False
-        turns: Turns[_Entry] = Turns(self._config.max_overtakes)
+        turns = self._turns = Turns(self._config.max_overtakes)
         ready = self._look_at_fleet()
         try:
             for waiting in self._queue.ordered(self._clock()):
@@ -361,16 +390,22 @@ class Admission:
         if not able:
             self._give_up(waiting)
             return
-        short = self._is_short(ask)
-        grant = self._place(ask, [replica for replica in able if turns.may_use(replica, short)])
-        if grant is None:
+        if not self._placed(waiting, able, turns):
             turns.passed(waiting, able)
-            return
+
+    def _placed(self, waiting: Waiting[_Entry], able: list[Replica], turns: Turns[_Entry]) -> bool:
+        """Give ``waiting`` a place on one of ``able`` that it may use, if there is one."""
+        entry, short = waiting.item, self._is_short(waiting.item.ask)
+        usable = [replica for replica in able if turns.may_use(replica, short)]
+        grant = self._place(entry.ask, usable)
+        if grant is None:
+            return False
         self._queue.serve(waiting)
         if entry.waits:
             self._turnover.served(short, waiting.cost)
         entry.granted.set_result(grant)
         turns.served(grant.replica)
+        return True
 
     def _give_up(self, waiting: Waiting[_Entry]) -> None:
         """Refuse one that can no longer be served; one whose replica may come back waits on."""

@@ -1,4 +1,5 @@
-"""The order in which waiting requests get their turn: priority and age, then fair shares by key.
+"""The order in which waiting requests get their turn: by priority, which age makes up for, and
+among equals by fair shares of their keys.
 
 Start-time fair queueing: a request's tag is where its key's service has come to, counted in tokens;
 a key that waits with many requests does not push back one that waits with few.
@@ -61,23 +62,36 @@ class FairQueue(Generic[Item]):
         self._counts[waiting.key] += 1
         self._bytes += waiting.size
 
+    @property
+    def crowded(self) -> bool:
+        """Whether more wait than may: ``surplus`` is to be asked."""
+        return self._bytes > self._max_bytes or len(self._waiting) > self._size
+
     def surplus(self, newcomer: Waiting[Item]) -> Waiting[Item] | None:
         """Take out who is too many since ``newcomer`` came: ``None``, or itself, or, where too many
         wait, the last of a key that holds more places than its own.
         """
-        victim = None
-        if self._bytes > self._max_bytes:
-            victim = newcomer
-        elif len(self._waiting) > self._size:
-            victim = self._victim(newcomer)
-        if victim is newcomer and newcomer.key in self._finish:
-            self._finish[newcomer.key] -= newcomer.cost  # it had no service
-        if victim is not None:
-            self.remove(victim)
+        if not self.crowded:
+            return None
+        victim = newcomer if self._bytes > self._max_bytes else self._victim(newcomer)
+        self.remove(victim)
         return victim
 
     def remove(self, waiting: Waiting[Item]) -> bool:
-        """Take ``waiting`` out; whether it was there."""
+        """Take ``waiting`` out, which had no service: its key's others move up. Whether it was
+        there.
+        """
+        if not self._drop(waiting):
+            return False
+        key, cost = waiting.key, waiting.cost
+        if key in self._finish:
+            self._finish[key] -= cost
+        for other in self._waiting:
+            if other.key == key and other.number > waiting.number:
+                other.tag = min(other.tag, max(self._virtual, other.tag - cost))
+        return True
+
+    def _drop(self, waiting: Waiting[Item]) -> bool:
         if waiting not in self._waiting:
             return False
         self._waiting.remove(waiting)
@@ -89,18 +103,35 @@ class FairQueue(Generic[Item]):
 
     def serve(self, waiting: Waiting[Item]) -> None:
         """``waiting`` gets its turn: it leaves, its key's share moves on."""
-        self.remove(waiting)
+        self._drop(waiting)
         self._virtual = max(self._virtual, waiting.tag)
         for key in [key for key, finish in self._finish.items() if finish <= self._virtual]:
             del self._finish[key]
 
     def ordered(self, now: float) -> list[Waiting[Item]]:
-        """Everyone, first one first."""
-        return sorted(self._waiting, key=lambda waiting: self._rank(waiting, now))
+        """Everyone, first one first. With age a low priority comes up to the highest that waits and
+        no further: among equals shares decide, or who sends most would always be the oldest.
+        """
+        top = max((waiting.priority for waiting in self._waiting), default=0)
+        return sorted(
+            self._waiting,
+            key=lambda waiting: (-self._level(waiting, top, now), waiting.tag, waiting.number),
+        )
 
-    def _rank(self, waiting: Waiting[Item], now: float) -> tuple[int, float, int]:
+    def before(self, key: str, priority: int, now: float) -> list[Waiting[Item]]:
+        """Those who would have their turn before one that came now, in no order."""
+        top = max((waiting.priority for waiting in self._waiting), default=priority)
+        top = max(top, priority)
+        own = (-priority, max(self._virtual, self._finish.get(key, 0.0)))
+        return [
+            waiting
+            for waiting in self._waiting
+            if (-self._level(waiting, top, now), waiting.tag) <= own
+        ]
+
+    def _level(self, waiting: Waiting[Item], top: int, now: float) -> int:
         age = math.floor((now - waiting.arrived) / self._aging_interval)
-        return -(waiting.priority + age), waiting.tag, waiting.number
+        return min(waiting.priority + age, top)
 
     def _victim(self, newcomer: Waiting[Item]) -> Waiting[Item]:
         key, most = max(self._counts.items(), key=lambda count: count[1])
