@@ -103,7 +103,7 @@ def test_the_answer_shows_its_formulas() -> None:
     result = run("--rate", "0.4", "--mix", "0.7:4k:200", "--mix", "0.3:32k+16k:200:code",
                  "--node-cost", "20")  # fmt: skip
     assert result.exit_code == 0, result.output
-    head = result.output.splitlines()[0]
+    head = result.stdout.splitlines()[0]
     assert "replicas" in head
     assert "gateway pods" in head
     assert "TTFT of 32768 tokens (16384 cached, 16384 to compute) = W" in result.output
@@ -116,7 +116,7 @@ def test_the_answer_as_json() -> None:
     result = run("--rate", "4", "--mix", "0.9:4k:200", "--mix", "0.1:185k:200", "--json",
                  "--node-cost", "20")  # fmt: skip
     assert result.exit_code == 0, result.output
-    answer = json.loads(result.output)
+    answer = json.loads(result.stdout)
     assert answer["nodes"] == 9
     hourly = answer["replicas"] * 20 / (4 * 3600 * 200) * 1e6
     assert answer["cost_per_million_answer_tokens"] == pytest.approx(hourly)
@@ -133,17 +133,36 @@ def test_replicas_that_the_simulation_adds_are_explained() -> None:
     arguments = ("--rate", "3", "--mix", "1:4k:400:prose", "--tpot-ms", "5")
     result = run(*arguments)
     assert result.exit_code == 0, result.output
-    answer = json.loads(run(*arguments, "--json").output)
+    answer = json.loads(run(*arguments, "--json").stdout)
     formulas, replicas = answer["replicas_by_formulas"], answer["replicas"]
     assert formulas < replicas
     assert f"The formulas gave {formulas} replicas." in result.output
+    assert f"simulating {formulas} replicas ... missed" in result.stderr
+    assert f"simulating {replicas} replicas ... within the objective" in result.stderr
+    assert len(result.stderr.splitlines()) == 1 + len(answer["simulated"]), "and each request alone"
+    assert "simulating" not in result.stdout
     assert re.search(
-        rf"^ +{formulas} replicas: missed: TPOT .* objective 5 ms$", result.output, re.M
+        rf"^ +{formulas} replicas: missed by less than the spread: TPOT .* objective 5 ms$",
+        result.stdout,
+        re.M,
     )
     assert re.search(rf"^ +{replicas} replicas: within the objective$", result.output, re.M)
     tried = {one["replicas"]: bool(one["missed"]) for one in answer["simulated"]}
     assert tried[replicas - 1]
     assert not tried[replicas]
+
+
+def test_no_fleet_is_grown_for_what_a_lone_request_misses() -> None:
+    """A token takes 1.832 ms by the formulas; those drawn take a little more."""
+    arguments = ("--rate", "2", "--mix", "1:4k:256", "--tpot-ms", "1.84")
+    result = run(*arguments, "--json")
+    assert result.exit_code == 1
+    assert "no fleet meets the objective, for a request alone on a replica missed by less than" in (
+        result.stderr
+    )
+    answer = json.loads(result.stdout)
+    assert answer["missed_alone"][0].startswith("TPOT 1.84")
+    assert [one["replicas"] for one in answer["simulated"]] == [answer["replicas_by_formulas"]]
 
 
 @pytest.mark.parametrize("requests", ["100", "1000"])
@@ -154,13 +173,13 @@ def test_the_number_of_requests_does_not_decide(requests: str) -> None:
             capacity_command,
             ["--rate", "4", "--mix", "0.9:4k:256", "--mix", "0.1:185k:256", "--ttft-ms", "30000",
              "--check-requests", requests, "--json"],
-        ).output
+        ).stdout
     )  # fmt: skip
     assert (answer["replicas_by_formulas"], answer["replicas"]) == (13, 13)
 
 
 def test_the_best_curve_decides_the_tree() -> None:
-    answer = json.loads(run("--rate", "1", "--mix", "1:4k:2000:predictable", "--json").output)
+    answer = json.loads(run("--rate", "1", "--mix", "1:4k:2000:predictable", "--json").stdout)
     budgets = {one["curve"]: one["token_ms"] for one in answer["tree_budget"]}
     assert budgets["h200-ddtree"] < budgets["h200-plain"] / 5
     assert answer["nodes"] == 9

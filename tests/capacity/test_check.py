@@ -156,3 +156,31 @@ def test_what_misses_the_objective(objective: Objective, missed: list[str]) -> N
     assert len(told) == len(missed)
     for words, start in zip(told, missed, strict=True):
         assert words.startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("objective", "start"),
+    [
+        (Objective(ttft_ms=1000), "within the objective"),
+        (Objective(ttft_ms=901), "missed by less than the spread: TTFT of 1000 tokens"),
+        (Objective(ttft_ms=899), "missed: TTFT of 1000 tokens"),
+        (Objective(ttft_ms=901, tpot_ms=19), "missed: TTFT of 1000 tokens"),
+        (Objective(tpot_ms=19.9), "missed: TPOT"),
+    ],
+)
+def test_a_miss_within_the_spread_is_told(objective: Objective, start: str) -> None:
+    """TTFT 1 s ± 0.1; TPOT's spread is not known."""
+    kinds = [parse_kind("1:1000:9")]
+    seen = Checked(1, 1, 10, (Seen(10, 1.0, 1.2, 0.1),), Seen(10, 0.02, 0.03, None))
+    assert seen.verdict(objective, kinds).startswith(start)
+    assert seen.nearly(objective, kinds) is ("by less" in start)
+
+
+def test_a_request_alone_waits_for_nobody() -> None:
+    """At a rate that no fleet keeps up with: 1 s of prefill, then steps of 10 ms."""
+    shares: list[float] = []
+    seen = check(flat(), "1:1000:2", rate=1e6, requests=10).alone(shares.append)
+    assert seen.requests == 480, "as many as of the largest fleets, less those that fill them"
+    assert mean(seen.ttft[0]) == pytest.approx(1.0, rel=1e-3), "first tokens recur"
+    assert mean(seen.tpot) == pytest.approx(0.01)
+    assert shares[-1] == 1

@@ -3,8 +3,8 @@
 import math
 import random
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from longleaf.capacity.model import Objective
@@ -43,6 +43,10 @@ class Seen:
     p99: float
     spread: float | None
 
+    def above(self, bound: float) -> bool:
+        """Whether the mean is above ``bound`` (seconds) by more than its spread."""
+        return self.mean - (self.spread or 0.0) > bound
+
     def __str__(self) -> str:
         spread = "" if self.spread is None else f"± {self.spread * 1e3:.2g}, "
         return f"{self.mean * 1e3:.4g} ms ({spread}p99 {self.p99 * 1e3:.4g}, of {self.count})"
@@ -62,15 +66,35 @@ class Checked:
 
     def missed(self, objective: Objective, kinds: Sequence[Kind]) -> list[str]:
         """Which means are not within ``objective``, in words."""
-        told = [
-            f"TTFT of {kind} {seen}, objective {objective.ttft_bound(kind) * 1e3:.4g} ms"
-            for kind, seen in zip(kinds, self.ttft, strict=True)
-            if seen is not None and seen.mean > objective.ttft_bound(kind)
+        return [
+            f"{what} {seen}, objective {bound * 1e3:.4g} ms"
+            for what, seen, bound in self._against(objective, kinds)
+            if seen.mean > bound
         ]
-        bound = objective.tpot_ms
-        if bound is not None and self.tpot is not None and self.tpot.mean * 1e3 > bound:
-            told.append(f"TPOT {self.tpot}, objective {bound:.4g} ms")
-        return told
+
+    def nearly(self, objective: Objective, kinds: Sequence[Kind]) -> bool:
+        """Whether ``objective`` is missed by less than the spread alone: chance decided."""
+        return not self.meets(objective, kinds) and not any(
+            seen.above(bound) for _, seen, bound in self._against(objective, kinds)
+        )
+
+    def verdict(self, objective: Objective, kinds: Sequence[Kind]) -> str:
+        """Of this fleet, in words."""
+        missed = "; ".join(self.missed(objective, kinds))
+        if not missed:
+            return "within the objective"
+        less = " by less than the spread" if self.nearly(objective, kinds) else ""
+        return f"missed{less}: {missed}"
+
+    def _against(
+        self, objective: Objective, kinds: Sequence[Kind]
+    ) -> Iterator[tuple[str, Seen, float]]:
+        """What was seen and is bounded: its name, and the bound in seconds."""
+        for kind, seen in zip(kinds, self.ttft, strict=True):
+            if seen is not None:
+                yield f"TTFT of {kind}", seen, objective.ttft_bound(kind)
+        if self.tpot is not None and objective.tpot_ms is not None:
+            yield "TPOT", self.tpot, objective.tpot_ms / 1e3
 
     def meets(self, objective: Objective, kinds: Sequence[Kind]) -> bool:
         """Whether the means are within ``objective``."""
@@ -96,17 +120,27 @@ class Check:
         count = max(self.requests, _LEAST_EACH * simulated)
         rate = self.rate * simulated / replicas
         drawn, jobs = poisson_jobs(self.kinds, rate, count, self.seed)
-        fleet = Fleet(
-            [
-                Offline(self.curve, self.commits, self.limits, self.tokenizer)
-                for _ in range(simulated)
-            ],
-            self.curve,
-            self.commits,
-        )
+        fleet = Fleet([self._replica() for _ in range(simulated)], self.curve, self.commits)
         served = fleet.run(jobs, lambda done: told(done / count))
-        first = int(_FILLING * count)
-        counted = list(zip(drawn, served, strict=True))[first:]
+        return self._checked(replicas, simulated, drawn, served)
+
+    def alone(self, told: Callable[[float], None] = lambda _: None) -> Checked:
+        """The requests of the largest fleets, each alone on one replica: none is served better."""
+        count = max(self.requests, _LEAST_EACH * _MOST_REPLICAS)
+        drawn, jobs = poisson_jobs(self.kinds, self.rate, count, self.seed)
+        replica, served = self._replica(), []
+        for number, job in enumerate(jobs):
+            served += replica.run([replace(job, at=replica.now)])
+            told((number + 1) / count)
+        return self._checked(1, 1, drawn, served)
+
+    def _replica(self) -> Offline:
+        return Offline(self.curve, self.commits, self.limits, self.tokenizer)
+
+    def _checked(
+        self, replicas: int, simulated: int, drawn: Sequence[int], served: Sequence[Served]
+    ) -> Checked:
+        counted = list(zip(drawn, served, strict=True))[int(_FILLING * len(drawn)) :]
         parts = _parts(counted)
         ttft = tuple(
             summarize([[one.ttft for which, one in part if which == kind and one.ttft is not None]

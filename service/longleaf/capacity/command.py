@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
@@ -118,7 +120,9 @@ def capacity_command(
     """What a traffic needs within an objective, by formulas that are shown, checked by simulation.
 
     Times are means. The simulation is of the whole fleet behind one gateway, under all of the
-    traffic; replicas are added while it misses the objective, and the answer says so.
+    traffic; replicas are added while it misses the objective, and the answer says so. Each fleet's
+    line comes on stderr once it is simulated. A time for which formulas and simulation are more
+    than a third apart is marked "differs".
     """
     if ttft_ms_per_1k and ttft_ms is None:
         raise click.UsageError("--ttft-ms-per-1k is added to --ttft-ms, which is missing")
@@ -167,10 +171,15 @@ def capacity_command(
     prices = Prices(node_cost, gateway_ms, gateway_us_per_token, gateway_cores)
     answer = Answer(objective, model, state, found, prices, tuple(models), tuple(why_not))
     click.echo(json.dumps(answer.document(), indent=1) if as_json else words(answer))
+    if found is not None and found.alone is not None and not found.alone.meets(objective, kinds):
+        raise click.ClickException(
+            "no fleet meets the objective, for a request alone on a replica "
+            + found.alone.verdict(objective, kinds)
+        )
     if found is not None and not found.answer.meets(objective, kinds):
         raise click.ClickException(
-            f"the simulation still misses the objective with {state.replicas} replicas: "
-            + "; ".join(found.answer.missed(objective, kinds))
+            f"the objective is still not met in simulation with {state.replicas} replicas; "
+            + found.answer.verdict(objective, kinds)
         )
 
 
@@ -181,15 +190,23 @@ def _check_texts(kinds: tuple[Kind, ...], commits: CommitLengths) -> None:
 
 
 def _simulated(check: Check, formulas: int, objective: Objective) -> Found:
-    """With its progress on stderr, where that is a terminal."""
+    """With a line on stderr for each fleet, and a bar where that is a terminal."""
 
-    def simulate(replicas: int) -> Checked:
+    def tell(what: str, run: Callable[[Callable[[float], None]], Checked]) -> Checked:
+        terminal = sys.stderr.isatty()
+        if not terminal:
+            click.echo(f"simulating {what} ... ", nl=False, err=True)
         with click.progressbar(
-            length=100,
-            label=f"simulating {replicas} replicas",
-            file=sys.stderr,
-            hidden=not sys.stderr.isatty(),
+            length=100, label=f"simulating {what}", file=sys.stderr, hidden=not terminal
         ) as bar:
-            return check.run(replicas, lambda share: bar.update(int(100 * share) - bar.pos))
+            seen = run(lambda share: bar.update(int(100 * share) - bar.pos))
+        click.echo(seen.verdict(objective, check.kinds), err=True)
+        return seen
 
-    return search(simulate, formulas, objective, check.kinds)
+    return search(
+        lambda replicas: tell(f"{replicas} replicas", partial(check.run, replicas)),
+        lambda: tell("each request alone", check.alone),
+        formulas,
+        objective,
+        check.kinds,
+    )

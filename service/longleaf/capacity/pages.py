@@ -13,6 +13,8 @@ _GB = 2**30
 _FULL = 0.6
 """Share of a pod's cores to plan with: a gateway must answer its probes at any time."""
 _LEAST_PODS = 2
+_APART = 4 / 3
+"""Times so many times each other's, of the formulas and of the simulation, are said to differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,11 @@ class Answer:
         slots = math.ceil(max(self.model.largest, busy))
         return slots, slots * self.model.curve.kv_bytes_per_token
 
+    @property
+    def nearly(self) -> list[int]:
+        """Smaller fleets that missed by less than the spread."""
+        return [] if self.found is None else self.found.nearly(self.objective, self.model.kinds)
+
     def document(self) -> dict[str, Any]:
         """The same as JSON."""
         model, state, found = self.model, self.state, self.found
@@ -78,6 +85,7 @@ class Answer:
             "rate": state.rate,
             "replicas": state.replicas,
             "replicas_by_formulas": state.replicas if found is None else found.formulas,
+            "missed_by_less_than_spread": self.nearly,
             "utilization": state.utilization,
             "most_per_replica": model.most_per_replica,
             "nodes": model.curve.nodes,
@@ -98,11 +106,15 @@ class Answer:
                     "answer_tokens": kind.answer_tokens,
                     "share": kind.share,
                     "ttft_ms": state.ttft[number] * 1e3,
-                    **_seen("ttft", None if checked is None else checked.ttft[number]),
+                    **_seen(
+                        "ttft",
+                        state.ttft[number],
+                        None if checked is None else checked.ttft[number],
+                    ),
                 }
                 for number, kind in enumerate(model.kinds)
             ],
-            **_seen("tpot", None if checked is None else checked.tpot),
+            **_seen("tpot", state.tpot, None if checked is None else checked.tpot),
             "simulated": []
             if found is None
             else [
@@ -111,9 +123,13 @@ class Answer:
                     "simulated_replicas": one.simulated,
                     "requests": one.requests,
                     "missed": one.missed(self.objective, model.kinds),
+                    "by_less_than_spread": one.nearly(self.objective, model.kinds),
                 }
                 for one in found.tried
             ],
+            "missed_alone": []
+            if found is None or found.alone is None
+            else found.alone.missed(self.objective, model.kinds),
             "tree_budget": [
                 {
                     "curve": one.curve.name,
@@ -137,9 +153,10 @@ def words(answer: Answer) -> str:
     prompt, completion = model.tokens
     full = model.step_seconds(batch)
     interrupted = "" if model.one_at_a_time else f" / (1 - {share:.4g} * {prefill:.4g})"
+    near = ", ".join(map(str, answer.nearly))
     parts = [
-        f"{state.replicas} replicas, {answer.pods} gateway pods, "
-        f"a tree of {model.curve.nodes} nodes",
+        f"{state.replicas} replicas{near and f' ({near} miss by less than the spread)'}, "
+        f"{answer.pods} gateway pods, a tree of {model.curve.nodes} nodes",
         "",
         (formulas.__doc__ or "").partition("\n\n")[2].rstrip(),
         "",
@@ -178,11 +195,17 @@ def _simulation(answer: Answer) -> list[str]:
     found, kinds = answer.found, answer.model.kinds
     if found is None:
         return []
-    lines = ["", f"The formulas gave {found.formulas} replicas. Simulated, behind one gateway:"]
-    for one in found.tried:
-        missed = one.missed(answer.objective, kinds)
-        verdict = "missed: " + "; ".join(missed) if missed else "within the objective"
-        lines.append(f"    {one.replicas} replicas: {verdict}")
+    lines = [
+        "",
+        f"The formulas gave {found.formulas} replicas. Simulated, behind one gateway:",
+        *(
+            f"    {one.replicas} replicas: {one.verdict(answer.objective, kinds)}"
+            for one in found.tried
+        ),
+    ]
+    if found.alone is not None and not found.alone.meets(answer.objective, kinds):
+        verdict = found.alone.verdict(answer.objective, kinds)
+        lines.append(f"    a request alone on a replica {verdict}: no larger fleet was simulated")
     checked = found.answer
     lines.append(
         f"    {checked.requests} requests after those that filled the fleet; mean (± twice its "
@@ -206,7 +229,7 @@ def _kinds(answer: Answer) -> list[str]:
     lines = []
     for number, kind in enumerate(model.kinds):
         told = found.answer.ttft[number] if found is not None else None
-        seen = "" if told is None else f"; simulated {told}"
+        seen = _beside(state.ttft[number], told)
         lines.append(
             f"    TTFT of {kind} = W + {model.prefill[number] * 1e3:.4g} = "
             f"{state.ttft[number] * 1e3:.4g} ms{seen}"
@@ -215,9 +238,20 @@ def _kinds(answer: Answer) -> list[str]:
 
 
 def _simulated_tpot(answer: Answer) -> str:
-    if answer.found is None or answer.found.answer.tpot is None:
+    return _beside(answer.state.tpot, None if answer.found is None else answer.found.answer.tpot)
+
+
+def _beside(formula: float, seen: Seen | None) -> str:
+    """What was simulated, beside what a formula gave."""
+    if seen is None:
         return ""
-    return f"; simulated {answer.found.answer.tpot}"
+    return f"; simulated {seen}{', differs' if _differs(formula, seen) else ''}"
+
+
+def _differs(formula: float, seen: Seen) -> bool:
+    """By more than a third of the smaller one."""
+    small, large = sorted((formula, seen.mean))
+    return large > _APART * small
 
 
 def _budget(answer: Answer) -> list[str]:
@@ -238,11 +272,12 @@ def _beyond(answer: Answer) -> list[str]:
     return answer.model.curve.beyond(answer.model.batch_limit, longest)
 
 
-def _seen(name: str, seen: Seen | None) -> dict[str, float | None]:
+def _seen(name: str, formula: float, seen: Seen | None) -> dict[str, float | bool | None]:
     spread = None if seen is None else seen.spread
     return {
         f"simulated_{name}_ms": None if seen is None else seen.mean * 1e3,
         f"simulated_{name}_spread_ms": None if spread is None else spread * 1e3,
         f"simulated_{name}_p99_ms": None if seen is None else seen.p99 * 1e3,
         f"simulated_{name}_count": None if seen is None else seen.count,
+        f"simulated_{name}_differs": None if seen is None else _differs(formula, seen),
     }

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from longleaf.capacity.check import Checked
 from longleaf.capacity.model import Objective
@@ -16,22 +17,41 @@ _MOST_TIMES = 8
 @dataclass(frozen=True, slots=True)
 class Found:
     """``tried``: every fleet that was simulated, by its size. ``answer``: the smallest that met, or
-    the largest one if none did.
+    the largest one if none did. ``alone``: requests that met no other, if the first fleet missed.
     """
 
     formulas: int
     tried: tuple[Checked, ...]
     answer: Checked
+    alone: Checked | None = None
+
+    def nearly(self, objective: Objective, kinds: Sequence[Kind]) -> list[int]:
+        """Sizes below the answer that missed by less than the spread, from the answer down."""
+        if not self.answer.meets(objective, kinds):
+            return []
+        smaller = [one for one in self.tried if one.replicas < self.answer.replicas]
+        near = takewhile(lambda one: one.nearly(objective, kinds), reversed(smaller))
+        return sorted(one.replicas for one in near)
 
 
 def search(
-    simulate: Callable[[int], Checked], formulas: int, objective: Objective, kinds: Sequence[Kind]
+    simulate: Callable[[int], Checked],
+    alone: Callable[[], Checked],
+    formulas: int,
+    objective: Objective,
+    kinds: Sequence[Kind],
 ) -> Found:
     """Begin with ``formulas`` replicas and never answer fewer: the utilization that was asked for
     is planned by them. While the simulation misses, grow by 30 %, then halve the distance between
-    the last fleet that missed and the first one that met.
+    the last fleet that missed and the first one that met. No fleet is grown for what requests miss
+    that are ``alone``.
     """
     tried = {formulas: simulate(formulas)}
+    lone = None
+    if not tried[formulas].meets(objective, kinds):
+        lone = alone()
+        if not lone.meets(objective, kinds):
+            return Found(formulas, (tried[formulas],), tried[formulas], lone)
 
     def met(replicas: int) -> bool:
         if replicas not in tried:
@@ -47,4 +67,4 @@ def search(
             meeting = middle
         else:
             missing = middle
-    return Found(formulas, tuple(tried[size] for size in sorted(tried)), tried[meeting])
+    return Found(formulas, tuple(tried[size] for size in sorted(tried)), tried[meeting], lone)
