@@ -27,8 +27,6 @@ from longleaf_load.sessions import Sessions, Turn
 from longleaf_load.stream import Client
 
 _PROGRESS_SECONDS = 5.0
-_LOST_SECONDS = 30.0
-"""After so long a worker that was not heard of is gone, not late."""
 _LONGEST_WAIT = 120.0
 """A client that is told to come back later than that does not."""
 
@@ -73,7 +71,7 @@ def _told(run: Run) -> str:
 def _reported(
     environment: Environment, run: Run, told: str, client_id: str, data: dict[str, Any]
 ) -> None:
-    if client_id not in environment.runner.clients:
+    if client_id not in environment.runner.clients and client_id not in run.senders:
         return  # a worker of an earlier run, which is not over for it yet
     if data.pop("longleaf_told", None) != told:
         print(
@@ -86,10 +84,13 @@ def _reported(
         return
     for row in data.pop("longleaf", ()):
         run.add(from_row(row))
-    if data.pop("longleaf_done", False):
-        run.finished.add(client_id)
-    if len(run.finished) >= run.workers:
-        run.done = True
+    run.senders.hear(client_id, data.pop("longleaf_done", False))
+    _end_if_over(environment, run)
+
+
+def _end_if_over(environment: Environment, run: Run) -> None:
+    if run.senders.over(run.workers):
+        run.done = bool(run.senders.finished)
         environment.runner.quit()
 
 
@@ -102,6 +103,9 @@ def _start(environment: Environment, **_: Any) -> None:
     if run.begun:
         return
     run.begin()
+    if isinstance(environment.runner, MasterRunner):
+        clients = environment.runner.clients.all
+        run.senders.begin(one.id for one in clients if one.state != STATE_MISSING)
     if not isinstance(environment.runner, WorkerRunner):
         gevent.spawn(_tell, environment, run, Progress(run.plan, sys.stderr))
     if not isinstance(environment.runner, MasterRunner):
@@ -109,16 +113,17 @@ def _start(environment: Environment, **_: Any) -> None:
 
 
 def _tell(environment: Environment, run: Run, progress: Progress) -> None:
-    """Progress; and the end of a run whose last workers are gone."""
+    """Progress, and which workers were lost: those that Locust gives up, and not those that it
+    only misses for a while, as it does where a busy machine makes heartbeats late.
+    """
     runner = environment.runner
     while not run.closed:
         progress.tell(run)
         gevent.sleep(_PROGRESS_SECONDS)
-        if isinstance(runner, MasterRunner) and run.clock() > _LOST_SECONDS:
-            alive = {one.id for one in runner.clients.all if one.state != STATE_MISSING}
-            if alive <= run.finished:
-                print("longleaf_load: error: a worker is gone", file=sys.stderr)
-                runner.quit()
+        if isinstance(runner, MasterRunner) and not run.closed:
+            for name in sorted(run.senders.look(runner.clients)):
+                print(f"\nlongleaf_load: error: worker {name} is lost", file=sys.stderr)
+                _end_if_over(environment, run)
 
 
 @events.quitting.add_listener

@@ -31,7 +31,7 @@ _LOCUSTFILE = Path(__file__).resolve().parents[1] / "locustfile.py"
 
 def main(arguments: Sequence[str]) -> int:
     """Run; the exit status is 1 where the objective was missed, 2 for wrong arguments, 3 where
-    the run was stopped before its end.
+    the run was stopped before its end or lost a worker.
     """
     parser = argparse.ArgumentParser(prog="longleaf_load", description=__doc__)
     parser.add_argument("--url", help="Base URL of the gateway, or of an engine.")

@@ -16,6 +16,11 @@ def cautions(report: Mapping[str, Any]) -> Iterator[str]:
             f"Requests were sent late, one in a hundred by more than {late * 1e3:.0f} ms: the "
             "machine that sent them was too slow, and its times may be its own."
         )
+    if gone := report.get("workers_lost"):
+        yield (
+            f"{gone} of {report['workers']} workers lost: their share of the arrivals was not sent "
+            "from then on, and what they had not reported is in no figure."
+        )
     if report.get("stopped_after_seconds") is not None:
         yield (
             "The run was stopped: requests that were under way then are in no figure, and the "

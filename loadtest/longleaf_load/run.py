@@ -24,6 +24,7 @@ from longleaf_load.report import headline, page, reasons_line, simulated_note
 from longleaf_load.simulation import LABEL, label, lost_seconds, simulated
 from longleaf_load.slo import Slo
 from longleaf_load.summary import summarize
+from longleaf_load.workers import Workers
 
 _FEW = 5
 _UNWRITTEN = 2
@@ -47,7 +48,7 @@ class Run:
     plan_name: str
     records: list[Record] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
-    finished: set[str] = field(default_factory=set)
+    senders: Workers = field(default_factory=Workers)
     in_flight: int = 0
     begun: bool = False
     done: bool = False
@@ -99,7 +100,7 @@ class Run:
 
     def close(self) -> int:
         """Write the report; the exit status: 0 if the objective was met, 2 where something could
-        not be written, 3 if the run was stopped before its end, whatever was met until then.
+        not be written, 3 if the run was stopped before its end or lost a worker, whatever was met.
 
         Who calls it meanwhile waits for the same status: of two signals, none ends the other's run.
         """
@@ -112,11 +113,12 @@ class Run:
     def _close(self) -> int:
         """Records first: a report can be made of them, they of nothing."""
         stopped = None if self.done else self.clock()
-        records = tuple(self.records)
+        records, lost = tuple(self.records), len(self.senders.lost)
         out = Outputs(self.out)
         out.write("records.jsonl", lambda path: write_records(path, records))
         about = {
             **self._about(),
+            "workers_lost": lost,
             "stopped_after_seconds": stopped,
             "ran_seconds": self._ran_seconds(records) if stopped is None else stopped,
             **self._simulation(records),
@@ -135,7 +137,7 @@ class Run:
         if out.failures:
             return _UNWRITTEN
         print(f"report: {self.out / 'report.html'}", file=sys.stderr)
-        if not self.done:
+        if not self.done or lost:
             return _STOPPED
         return 0 if report["slo"]["passed"] else 1
 
