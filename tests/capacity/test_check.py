@@ -4,7 +4,15 @@ from dataclasses import astuple, replace
 
 import pytest
 
-from longleaf.capacity.check import Check, Checked, Seen, poisson_jobs, summarize, usual_requests
+from longleaf.capacity.check import (
+    Check,
+    Checked,
+    Seen,
+    in_ms,
+    poisson_jobs,
+    summarize,
+    usual_requests,
+)
 from longleaf.capacity.model import Model, Objective
 from longleaf.capacity.traffic import normalized, parse_kind
 from longleaf.embedded.load import DEFAULT_MODELS
@@ -174,6 +182,24 @@ def test_a_miss_within_the_spread_is_told(objective: Objective, start: str) -> N
     seen = Checked(1, 1, 10, (Seen(10, 1.0, 1.2, 0.1),), Seen(10, 0.02, 0.03, None))
     assert seen.verdict(objective, kinds).startswith(start)
     assert seen.nearly(objective, kinds) is ("by less" in start)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "digits", "words"),
+    [
+        (23.1124, 4, "23112"),  # not 2.311e+04, which is within 23,110 too
+        (1.0, 4, "1000"),
+        (0.9994, 4, "999.4"),
+        (0.0018449, 4, "1.845"),
+        (0.0943, 2, "94"),
+        (1.68, 2, "1680"),
+        (0.0000067, 2, "0.0067"),
+        (0.0, 4, "0"),
+        (math.inf, 4, "inf"),
+    ],
+)
+def test_milliseconds_in_words(seconds: float, digits: int, words: str) -> None:
+    assert in_ms(seconds, digits) == words
 
 
 def test_a_request_alone_waits_for_nobody() -> None:

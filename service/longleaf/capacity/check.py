@@ -48,8 +48,8 @@ class Seen:
         return self.mean - (self.spread or 0.0) > bound
 
     def __str__(self) -> str:
-        spread = "" if self.spread is None else f"± {self.spread * 1e3:.2g}, "
-        return f"{self.mean * 1e3:.4g} ms ({spread}p99 {self.p99 * 1e3:.4g}, of {self.count})"
+        spread = "" if self.spread is None else f"± {in_ms(self.spread, 2)}, "
+        return f"{in_ms(self.mean)} ms ({spread}p99 {in_ms(self.p99)}, of {self.count})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Checked:
     def missed(self, objective: Objective, kinds: Sequence[Kind]) -> list[str]:
         """Which means are not within ``objective``, in words."""
         return [
-            f"{what} {seen}, objective {bound * 1e3:.4g} ms"
+            f"{what} {seen}, objective {in_ms(bound)} ms"
             for what, seen, bound in self._against(objective, kinds)
             if seen.mean > bound
         ]
@@ -149,6 +149,13 @@ class Check:
         )  # fmt: skip
         tpot = _tpot([[one for _, one in part] for part in parts])
         return Checked(replicas, simulated, len(counted), ttft, tpot)
+
+
+def in_ms(seconds: float, digits: int = 4) -> str:
+    """At least ``digits`` digits, and no exponent hides whole milliseconds."""
+    milliseconds = seconds * 1e3
+    whole = 10 ** (digits - 1) <= milliseconds < math.inf
+    return f"{milliseconds:.0f}" if whole else f"{milliseconds:.{digits}g}"
 
 
 def usual_requests(steps: float) -> int:

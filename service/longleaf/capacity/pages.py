@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from longleaf.capacity import model as formulas
-from longleaf.capacity.check import Seen
+from longleaf.capacity.check import Seen, in_ms
 from longleaf.capacity.model import Model, Objective, State
 from longleaf.capacity.search import Found
 
@@ -170,7 +170,7 @@ def words(answer: Answer) -> str:
         f"b = {state.batch:.3g}, step(b) = {state.step * 1e3:.4g} ms",
         f"    TPOT = {state.step * 1e3:.4g} / {model.mean_commit_len:.3g}{interrupted} = "
         f"{state.tpot * 1e3:.4g} ms{_simulated_tpot(answer)}",
-        f"    W = {state.wait * 1e3:.4g} ms",
+        f"    W = {in_ms(state.wait)} ms",
         *_kinds(answer),
         f"    KV in use: b * context = {state.kv_tokens:.6g} tokens on average",
         f"    KV pool: max(largest request {model.largest}, ceil(b) * context) = {slots} tokens "
@@ -231,8 +231,8 @@ def _kinds(answer: Answer) -> list[str]:
         told = found.answer.ttft[number] if found is not None else None
         seen = _beside(state.ttft[number], told)
         lines.append(
-            f"    TTFT of {kind} = W + {model.prefill[number] * 1e3:.4g} = "
-            f"{state.ttft[number] * 1e3:.4g} ms{seen}"
+            f"    TTFT of {kind} = W + {in_ms(model.prefill[number])} = "
+            f"{in_ms(state.ttft[number])} ms{seen}"
         )
     return lines
 
