@@ -18,6 +18,7 @@ from locust.env import Environment
 from locust.runners import STATE_MISSING, MasterRunner, WorkerRunner
 
 from longleaf_load.arrivals import Arrival
+from longleaf_load.interrupts import keyboard_interrupt
 from longleaf_load.lengths import PlanError
 from longleaf_load.options import add_options, open_run
 from longleaf_load.progress import Progress
@@ -102,7 +103,7 @@ def _start(environment: Environment, **_: Any) -> None:
     run: Run = environment.longleaf
     if run.begun:
         return
-    run.begin()
+    run.begin(_interrupt)
     if isinstance(environment.runner, MasterRunner):
         clients = environment.runner.clients.all
         run.senders.begin(one.id for one in clients if one.state != STATE_MISSING)
@@ -110,6 +111,15 @@ def _start(environment: Environment, **_: Any) -> None:
         gevent.spawn(_tell, environment, run, Progress(run.plan, sys.stderr))
     if not isinstance(environment.runner, MasterRunner):
         gevent.spawn(Arrivals(environment, run).make)
+
+
+def _interrupt() -> None:
+    """Raise ``KeyboardInterrupt`` in the main greenlet, without a traceback: it is no error, and
+    raised in any other greenlet it would end that one, or be lost there.
+    """
+    hub = gevent.get_hub()
+    hub.NOT_ERROR = (*hub.NOT_ERROR, KeyboardInterrupt)
+    hub.loop.run_callback(keyboard_interrupt)
 
 
 def _tell(environment: Environment, run: Run, progress: Progress) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from longleaf.metrics import context_bucket
-from longleaf_load.interrupts import interrupt_once, uninterrupted
+from longleaf_load.interrupts import interrupt_once, keyboard_interrupt, uninterrupted
 from longleaf_load.outputs import Outputs
 from longleaf_load.plan import Plan
 from longleaf_load.prompts import PromptSource
@@ -58,11 +58,11 @@ class Run:
     _taken: int = 0
     _begun: float = field(default_factory=time.monotonic)
 
-    def begin(self) -> None:
-        """The clock starts. From now on one Ctrl-C ends the run, and a second one does not keep
-        the first from making its report.
+    def begin(self, interrupt: Callable[[], object] = keyboard_interrupt) -> None:
+        """The clock starts. From now on one Ctrl-C ends the run by ``interrupt``, and a second one
+        does not keep the first from making its report.
         """
-        interrupt_once()
+        interrupt_once(interrupt)
         self.begun = True
         self._begun = time.monotonic()
 

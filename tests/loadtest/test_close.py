@@ -194,6 +194,8 @@ def test_impatience_loses_nothing(tmp_path: Path, workers: int) -> None:
             time.sleep(0.01)
         said += run.stdout.read()
         assert run.returncode == 3, said
+        assert "Traceback" not in said
+        assert "KeyboardInterrupt" not in said
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     records = list(read_records(tmp_path / "out" / "records.jsonl"))
     assert report["requests"] == len(records) > 0

@@ -5,7 +5,7 @@ import re
 import signal
 import subprocess
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
@@ -85,11 +85,11 @@ def test_one_worker_ends_and_the_other_is_late(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     with served([(0.0, ANSWER)]) as url:
         command = load_command(tmp_path, url, 2, PLAN)
-        master = subprocess.Popen(
+        master: subprocess.Popen[Any] = subprocess.Popen(
             [*command, "--listen", address], env=ENV, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
-        joined = [
+        joined: list[subprocess.Popen[Any]] = [
             subprocess.Popen([*command, "--join", address], env=ENV, stderr=subprocess.DEVNULL)
             for _ in range(2)
         ]
