@@ -1,7 +1,9 @@
 from dataclasses import replace
 
+import pytest
+
 from longleaf.capacity.check import Checked, Seen
-from longleaf.capacity.model import Objective
+from longleaf.capacity.model import CapacityError, Objective
 from longleaf.capacity.search import search
 from longleaf.capacity.traffic import parse_kind
 
@@ -50,15 +52,23 @@ def test_what_chance_decided_is_told() -> None:
     assert search(noisy, swift, 2, never, KINDS).nearly(never, KINDS) == [], "no answer to be near"
 
 
-def test_no_fleet_grows_for_what_a_lone_request_misses() -> None:
+@pytest.mark.parametrize(("formulas", "simulated"), [(3, [3]), (16, [16]), (17, [])])
+def test_no_fleet_grows_for_what_a_lone_request_misses(formulas: int, simulated: list[int]) -> None:
+    """Nor is one simulated that is large."""
     asked: list[int] = []
 
     def simulate(replicas: int) -> Checked:
         asked.append(replicas)
         return shared(replicas)
 
-    slow = Checked(1, 1, 9, (Seen(9, 1.3, 1.3, 0.1),), None)
-    found = search(simulate, lambda: slow, 3, Objective(ttft_ms=1250), KINDS)
-    assert asked == [3]
-    assert found.alone == slow
-    assert found.answer == shared(3)
+    slow = Checked(1, 1, 9, (Seen(9, 0.3, 0.3, 0.1),), None)
+    with pytest.raises(CapacityError, match=r"no fleet meets .* missed by less than the spread"):
+        search(simulate, lambda: slow, formulas, Objective(ttft_ms=250), KINDS)
+    assert asked == simulated
+
+
+def test_a_small_fleet_that_meets_needs_no_lone_request() -> None:
+    def never() -> Checked:
+        raise AssertionError
+
+    assert search(shared, never, 9, Objective(ttft_ms=1250), KINDS).answer == shared(9)

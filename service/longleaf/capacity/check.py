@@ -16,7 +16,7 @@ from longleaf.simulate.curve import Curve
 from longleaf.simulate.fleet import Fleet
 from longleaf.simulate.offline import Job, Offline, Served
 
-_MOST_REPLICAS = 16
+MOST_REPLICAS = 16
 """A larger fleet is simulated by so many of its replicas with their share of the arrivals: they
 queue no less than all of them would.
 """
@@ -116,7 +116,7 @@ class Check:
 
     def run(self, replicas: int, told: Callable[[float], None] = lambda _: None) -> Checked:
         """Simulate ``replicas``; ``told`` is called with the share that is done."""
-        simulated = min(replicas, _MOST_REPLICAS)
+        simulated = min(replicas, MOST_REPLICAS)
         count = max(self.requests, _LEAST_EACH * simulated)
         rate = self.rate * simulated / replicas
         drawn, jobs = poisson_jobs(self.kinds, rate, count, self.seed)
@@ -126,7 +126,7 @@ class Check:
 
     def alone(self, told: Callable[[float], None] = lambda _: None) -> Checked:
         """The requests of the largest fleets, each alone on one replica: none is served better."""
-        count = max(self.requests, _LEAST_EACH * _MOST_REPLICAS)
+        count = max(self.requests, _LEAST_EACH * MOST_REPLICAS)
         drawn, jobs = poisson_jobs(self.kinds, self.rate, count, self.seed)
         replica, served = self._replica(), []
         for number, job in enumerate(jobs):

@@ -162,20 +162,15 @@ def capacity_command(
         check_requests = usual_requests(model.mean_steps)
     if check_requests:
         tokenizer = Tokenizer.load(DEFAULT_MODELS / "tiny-target")
-        found = _simulated(
-            Check(model.curve, commits, kinds, limits, tokenizer, rate, check_requests),
-            state.replicas,
-            objective,
-        )
+        check = Check(model.curve, commits, kinds, limits, tokenizer, rate, check_requests)
+        try:
+            found = _simulated(check, state.replicas, objective)
+        except CapacityError as error:
+            raise click.ClickException(str(error)) from error
         state = model.at(rate, found.answer.replicas)
     prices = Prices(node_cost, gateway_ms, gateway_us_per_token, gateway_cores)
     answer = Answer(objective, model, state, found, prices, tuple(models), tuple(why_not))
     click.echo(json.dumps(answer.document(), indent=1) if as_json else words(answer))
-    if found is not None and found.alone is not None and not found.alone.meets(objective, kinds):
-        raise click.ClickException(
-            "no fleet meets the objective, for a request alone on a replica "
-            + found.alone.verdict(objective, kinds)
-        )
     if found is not None and not found.answer.meets(objective, kinds):
         raise click.ClickException(
             f"the objective is still not met in simulation with {state.replicas} replicas; "

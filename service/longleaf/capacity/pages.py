@@ -127,9 +127,6 @@ class Answer:
                 }
                 for one in found.tried
             ],
-            "missed_alone": []
-            if found is None or found.alone is None
-            else found.alone.missed(self.objective, model.kinds),
             "tree_budget": [
                 {
                     "curve": one.curve.name,
@@ -203,9 +200,6 @@ def _simulation(answer: Answer) -> list[str]:
             for one in found.tried
         ),
     ]
-    if found.alone is not None and not found.alone.meets(answer.objective, kinds):
-        verdict = found.alone.verdict(answer.objective, kinds)
-        lines.append(f"    a request alone on a replica {verdict}: no larger fleet was simulated")
     checked = found.answer
     lines.append(
         f"    {checked.requests} requests after those that filled the fleet; mean (± twice its "

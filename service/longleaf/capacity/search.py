@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from longleaf.capacity.check import Checked
-from longleaf.capacity.model import Objective
+from longleaf.capacity.check import MOST_REPLICAS, Checked
+from longleaf.capacity.model import CapacityError, Objective
 from longleaf.capacity.traffic import Kind
 
 _GROWTH = 1.3
@@ -17,13 +17,12 @@ _MOST_TIMES = 8
 @dataclass(frozen=True, slots=True)
 class Found:
     """``tried``: every fleet that was simulated, by its size. ``answer``: the smallest that met, or
-    the largest one if none did. ``alone``: requests that met no other, if the first fleet missed.
+    the largest one if none did.
     """
 
     formulas: int
     tried: tuple[Checked, ...]
     answer: Checked
-    alone: Checked | None = None
 
     def nearly(self, objective: Objective, kinds: Sequence[Kind]) -> list[int]:
         """Sizes below the answer that missed by less than the spread, from the answer down."""
@@ -43,15 +42,15 @@ def search(
 ) -> Found:
     """Begin with ``formulas`` replicas and never answer fewer: the utilization that was asked for
     is planned by them. While the simulation misses, grow by 30 %, then halve the distance between
-    the last fleet that missed and the first one that met. No fleet is grown for what requests miss
-    that are ``alone``.
+    the last fleet that missed and the first one that met. ``CapacityError`` if requests miss that
+    are ``alone``, which are simulated before a large fleet, and before a small one grows.
     """
+    large = formulas > MOST_REPLICAS
+    if large:
+        _check_alone(alone(), objective, kinds)
     tried = {formulas: simulate(formulas)}
-    lone = None
-    if not tried[formulas].meets(objective, kinds):
-        lone = alone()
-        if not lone.meets(objective, kinds):
-            return Found(formulas, (tried[formulas],), tried[formulas], lone)
+    if not large and not tried[formulas].meets(objective, kinds):
+        _check_alone(alone(), objective, kinds)
 
     def met(replicas: int) -> bool:
         if replicas not in tried:
@@ -67,4 +66,12 @@ def search(
             meeting = middle
         else:
             missing = middle
-    return Found(formulas, tuple(tried[size] for size in sorted(tried)), tried[meeting], lone)
+    return Found(formulas, tuple(tried[size] for size in sorted(tried)), tried[meeting])
+
+
+def _check_alone(alone: Checked, objective: Objective, kinds: Sequence[Kind]) -> None:
+    if not alone.meets(objective, kinds):
+        raise CapacityError(
+            "no fleet meets the objective in simulation, for a request alone on a replica "
+            + alone.verdict(objective, kinds)
+        )
