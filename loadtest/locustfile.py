@@ -53,6 +53,7 @@ def _init(environment: Environment, **_: Any) -> None:
             lambda client_id, data: _reported(environment, run, told, client_id, data)
         )
     elif isinstance(runner, WorkerRunner):
+        run.reports = False
         environment.events.report_to_master.add_listener(
             lambda client_id, data: data.update(
                 {

@@ -34,7 +34,7 @@ def cautions(report: Mapping[str, Any]) -> Iterator[str]:
         )
     if lost:
         yield (
-            f"A simulated replica fell behind its curve by {lost:.1f} s since it was started: its "
+            f"A simulated replica fell behind its curve by {lost:.1f} s during the run: its "
             "machine was too slow, and times are not the curve's."
         )
     for name, count in report["slo"]["unmeasured"].items():

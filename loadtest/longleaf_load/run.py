@@ -21,7 +21,7 @@ from longleaf_load.plan import Plan
 from longleaf_load.prompts import PromptSource
 from longleaf_load.records import Record, write_records
 from longleaf_load.report import headline, page, reasons_line, simulated_note
-from longleaf_load.simulation import LABEL, label, lost_seconds, simulated
+from longleaf_load.simulation import LABEL, Lag, label, simulated
 from longleaf_load.slo import Slo
 from longleaf_load.summary import summarize
 from longleaf_load.workers import Workers
@@ -34,7 +34,7 @@ _STOPPED = 3
 @dataclass(kw_only=True)
 class Run:
     """``begin`` starts its clock. ``records`` are those of this process; a worker hands them over
-    by ``take``.
+    by ``take`` and makes no report (``reports``).
     """
 
     plan: Plan
@@ -49,10 +49,12 @@ class Run:
     records: list[Record] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
     senders: Workers = field(default_factory=Workers)
+    reports: bool = True
     in_flight: int = 0
     begun: bool = False
     done: bool = False
     closed: bool = False
+    _lag: Lag = field(default_factory=Lag)
     _closing: threading.Lock = field(default_factory=threading.Lock)
     _status: int = 0
     _taken: int = 0
@@ -64,6 +66,8 @@ class Run:
         """
         interrupt_once(interrupt)
         self.begun = True
+        if self.reports:
+            self._lag.see(self.url)
         self._begun = time.monotonic()
 
     def clock(self) -> float:
@@ -80,6 +84,8 @@ class Run:
         """A request is over."""
         self.records.append(record)
         self.outcomes[record.outcome] += 1
+        if self.reports and record.replica and (record.fingerprint or "").startswith(LABEL):
+            self._lag.see(record.replica)
 
     def take(self) -> list[Record]:
         """Records since the last call."""
@@ -158,11 +164,7 @@ class Run:
             found = [told] if told is not None and told.startswith(LABEL) else []
         if not found:
             return {"simulated": []}
-        replicas = {one.replica for one in records if one.replica}
-        return {
-            "simulated": found,
-            "simulation_lost_seconds": lost_seconds(sorted(replicas) or [self.url]),
-        }
+        return {"simulated": found, "simulation_lost_seconds": self._lag.seconds()}
 
     def _about(self) -> dict[str, Any]:
         return {

@@ -2,8 +2,8 @@
 
 import re
 import urllib.request
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from http.client import HTTPException
 
@@ -37,15 +37,30 @@ def label(url: str, api: str, model: str, key: str | None) -> str | None:
     return record.fingerprint
 
 
-def lost_seconds(urls: Sequence[str]) -> float | None:
-    """How far the replicas at ``urls`` fell behind their curve since they were started, the worst
-    of them; None where none can be asked.
+class Lag:
+    """How far simulated replicas fall behind their curve during a run, each from when it is seen
+    first: a gateway tells who they are by its answers alone.
     """
-    if not urls:
-        return None
-    with ThreadPoolExecutor(min(len(urls), _AT_ONCE)) as pool:
-        found = [one for one in pool.map(_lost, urls) if one is not None]
-    return max(found, default=None)
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(_AT_ONCE)
+        self._begun: dict[str, Future[float | None]] = {}
+
+    def see(self, url: str) -> None:
+        """The replica at ``url`` takes part; it is asked aside."""
+        if url not in self._begun:
+            self._begun[url] = self._pool.submit(_lost, url)
+
+    def seconds(self) -> float | None:
+        """What the worst of them lost; None where none can be asked. The run is over."""
+        ended = {url: self._pool.submit(_lost, url) for url in self._begun}
+        lost = [
+            max(0.0, end - begin)
+            for url, begun in self._begun.items()
+            if (end := ended[url].result()) is not None and (begin := begun.result()) is not None
+        ]
+        self._pool.shutdown(wait=False)
+        return max(lost, default=None)
 
 
 def _lost(url: str) -> float | None:

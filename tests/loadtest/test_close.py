@@ -17,9 +17,9 @@ from longleaf_load.plan import parse_plan
 from longleaf_load.prompts import PromptSource
 from longleaf_load.records import read_records
 from longleaf_load.run import Run
-from longleaf_load.simulation import label, lost_seconds
+from longleaf_load.simulation import Lag, label
 from longleaf_load.slo import Slo
-from tests.loadtest.serving import DONE, blank, event, head, served
+from tests.loadtest.serving import DONE, Piece, blank, event, head, served
 from tests.simulate.conftest import simulated
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,27 +48,48 @@ def test_a_simulated_run_is_labelled_and_asks_whether_its_replicas_kept_up(tmp_p
         (url,) = engine.urls
         told = label(url, "chat", "longleaf-simulated", None)
         assert told == "simulated:h200-ddtree:x50"
-        lost = lost_seconds(["http://127.0.0.1:1", url])
-        assert lost is not None
-        assert lost >= 0
         _, report = ended(run_of(tmp_path), fingerprint=told, replica=url)
-    assert report["simulation_lost_seconds"] >= lost
+    assert report["simulation_lost_seconds"] >= 0
     assert "simulated (simulated:h200-ddtree:x50)" in (tmp_path / "SIMULATED.txt").read_text()
     _, report = ended(run_of(tmp_path), fingerprint="fp_1")
     assert report["simulated"] == []
     assert not (tmp_path / "SIMULATED.txt").exists(), "an earlier run's label"
 
 
-def test_the_worst_of_the_replicas_counts(tmp_path: Path) -> None:
-    line = b'longleaf_simulation_lost_seconds{simulated="c"} %s\n'
+class Losing(list[Piece]):
+    """Metrics of a replica that has lost the next of ``seconds`` each time that it is asked."""
+
+    def __init__(self, *seconds: float) -> None:
+        self._seconds = iter(seconds)
+
+    def __iter__(self) -> Iterator[Piece]:
+        line = b'longleaf_simulation_lost_seconds{simulated="c"} %f\n'
+        return iter([(0.0, head() + line % next(self._seconds))])
+
+
+def test_what_the_worst_of_the_replicas_lost_during_the_run_counts(tmp_path: Path) -> None:
     with (
-        served([(0.0, head() + line % b"0.5")]) as one,
-        served([(0.0, head() + line % b"7.25")]) as other,
+        served(Losing(0.5, 3.0)) as one,
+        served(Losing(7.25, 7.75)) as other,
+        served([(0.0, head() + b"other 3\n")]) as untold,
     ):
-        assert lost_seconds([one, other, "http://127.0.0.1:1"]) == 7.25
-    with served([(0.0, head() + b"other 3\n")]) as one:
-        assert lost_seconds([one]) is None
-    assert lost_seconds([]) is None
+        run = run_of(tmp_path)
+        for replica in (one, other, one, untold, "http://127.0.0.1:1"):
+            run.add(blank(outcome="ok", replica=replica, fingerprint="simulated:c:x1"))
+        _, report = ended(run)
+        lag = Lag()
+        lag.see(untold)
+        assert lag.seconds() is None
+    assert report["simulation_lost_seconds"] == 2.5
+    assert Lag().seconds() is None
+
+
+def test_an_engine_without_a_gateway_is_asked_when_the_run_begins(tmp_path: Path) -> None:
+    with served(Losing(4.0, 4.5)) as url:
+        run = run_of(tmp_path, url)
+        run.begin()
+        _, report = ended(run, fingerprint="simulated:c:x1")
+    assert report["simulation_lost_seconds"] == 0.5
 
 
 def test_a_run_that_was_only_refused_is_labelled_too(tmp_path: Path) -> None:
@@ -225,7 +246,7 @@ def test_a_second_sigterm_waits_for_the_report(tmp_path: Path) -> None:
             said = run.stdout.read()
             assert run.wait() == 3, said
     report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report["simulation_lost_seconds"] == 1.5
+    assert report["simulation_lost_seconds"] == 0.0
     assert report["outcomes"]["ok"] > 0
 
 
