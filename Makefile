@@ -127,7 +127,7 @@ test-clients: $(VENV)/.dev .venv-clients/.ready ## Test the gateway with clients
 	$(BIN)/python -m pytest tests/gateway/test_real_clients.py $(PYTEST_ARGS)
 
 test-load: $(VENV)/.dev $(LOAD_VENV)/.ready ## Test the load tests with Locust, from beginning to end
-	$(BIN)/python -m pytest tests/loadtest/test_run.py tests/loadtest/test_close.py $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/loadtest/test_run.py tests/loadtest/test_close.py tests/loadtest/test_workers.py $(PYTEST_ARGS)
 
 bench-gateway: $(VENV)/.dev .venv-peers/.ready .venv-litellm/.ready ## Measure the gateway beside its peers; writes ops/results/gateway.json
 	$(BIN)/python -m ops.bench.gateway $(BENCH_ARGS)
