@@ -143,6 +143,8 @@ class ServerSpec:
             variables["LONGLEAF_ENGINE"] = json.dumps(options)
         if self.tensor_parallel > 1:
             variables |= NO_MULTICAST
+            # Servers start together: the ranks of one need not find their GPUs equally full.
+            variables["SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"] = "0"
         return variables | dict(self.environment)
 
     @property

@@ -66,7 +66,8 @@ def test_several_gpus_leave_multicast_off() -> None:
         many = spec.tensor_parallel > 1
         words = spec.command(31_000, Path("r"))
         assert ("--enforce-disable-flashinfer-allreduce-fusion" in words) == many
-        assert spec.variables().get("NCCL_NVLS_ENABLE") == ("0" if many else None)
+        for name in ("NCCL_NVLS_ENABLE", "SGLANG_ENABLE_TP_MEMORY_INBALANCE_CHECK"):
+            assert spec.variables().get(name) == ("0" if many else None)
     named = specs(4, 64, ("kill",), nccl=True)
     assert list(named) == ["many"]
     assert "--disable-custom-all-reduce" in named["many"].flags

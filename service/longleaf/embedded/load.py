@@ -23,6 +23,10 @@ from longleaf.metrics import EngineMetrics
 
 DEFAULT_MODELS = Path(__file__).parent / "models"
 """Where the package keeps the tiny target and its drafter."""
+_EVICTED_SHARE = 10
+"""A tenth of the pool gives way at once: evicted by the few slots that a step is short of, rows of
+many requests end up among each other, and what is scattered is read slowly.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,9 @@ class LoadedModels:
 
     def scheduler(self, options: EngineOptions, recorder: Recorder) -> Scheduler:
         """A scheduler on these models; it owns the pool."""
-        memory, counters = KvMemory(self.limits.max_total_tokens), LoadCounters()
+        capacity = self.limits.max_total_tokens
+        memory = KvMemory(capacity, evict_at_least=max(1, capacity // _EVICTED_SHARE))
+        counters = LoadCounters()
         decode = DecodeStep(self.models, memory, options.speculative)
         executor = Executor(self.models, memory, decode, recorder, counters)
         vocab_size = self.models.target.config.vocab_size

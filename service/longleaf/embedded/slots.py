@@ -71,9 +71,12 @@ class SlotAllocator:
         self._give_back(slots, SlotOwner.REQUEST)
 
     def evict(self, slots: Slots) -> None:
-        """The prefix cache gives back its slots."""
+        """The prefix cache gives back its slots. What is free is put in order: what lay beside each
+        other in several requests comes together again.
+        """
         self._give_back(slots, SlotOwner.CACHE)
         self._num_cached -= len(slots)
+        self._free[: self._num_free][::-1].sort()
 
     def hand_to_cache(self, slots: Slots) -> None:
         """A request passes slots to the prefix cache."""
