@@ -4,8 +4,10 @@ Pods are scheduled and never run: a test starts processes itself, and writes pod
 kubelet would.
 """
 
+import contextlib
 import http.client
 import json
+import random
 import shutil
 import signal
 import socket
@@ -31,8 +33,13 @@ class ApiError(Exception):
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """A port that nobody listens on, below those that the kernel gives to connections: one of these
+    may be taken between now and when the API server listens, which is seconds later.
+    """
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def eventually(
