@@ -72,10 +72,12 @@ def headline(report: Mapping[str, Any]) -> str:
 
 
 def reasons_line(report: Mapping[str, Any]) -> str:
-    """The commonest reasons of what was not served; empty where all was."""
+    """The commonest reasons of what was not served, as the report has them in order; empty where
+    all was.
+    """
     parts = []
     for outcome, name in (("refused", "refusals"), ("failed", "failures")):
-        told = sorted(report[name].items(), key=lambda one: -one[1])
+        told = list(report[name].items())
         few = ", ".join(f"{count} {reason}" for reason, count in told[:_FEW])
         more = sum(count for _, count in told[_FEW:])
         if few:

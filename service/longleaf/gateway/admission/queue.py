@@ -56,7 +56,7 @@ class FairQueue(Generic[Item]):
         """Let ``waiting`` in. ``surplus`` must be asked before anything else comes."""
         self._number += 1
         waiting.number = self._number
-        waiting.tag = max(self._virtual, self._finish.get(waiting.key, 0.0))
+        waiting.tag = self._next_tag(waiting.key)
         self._finish[waiting.key] = waiting.tag + waiting.cost
         self._waiting.append(waiting)
         self._counts[waiting.key] += 1
@@ -120,14 +120,16 @@ class FairQueue(Generic[Item]):
 
     def before(self, key: str, priority: int, now: float) -> list[Waiting[Item]]:
         """Those who would have their turn before one that came now, in no order."""
-        top = max((waiting.priority for waiting in self._waiting), default=priority)
-        top = max(top, priority)
-        own = (-priority, max(self._virtual, self._finish.get(key, 0.0)))
+        top = max([priority, *(waiting.priority for waiting in self._waiting)])
+        own = (-priority, self._next_tag(key))
         return [
             waiting
             for waiting in self._waiting
             if (-self._level(waiting, top, now), waiting.tag) <= own
         ]
+
+    def _next_tag(self, key: str) -> float:
+        return max(self._virtual, self._finish.get(key, 0.0))
 
     def _level(self, waiting: Waiting[Item], top: int, now: float) -> int:
         age = math.floor((now - waiting.arrived) / self._aging_interval)
