@@ -59,10 +59,10 @@ class Bench:
 
     def validate(self) -> None:
         """The real engine and its simulation under one load, in rounds, so that whatever else this
-        machine does weighs on both alike. The curve is recorded just after the real run, of an
-        engine that has been in use: a fresh KV pool is read faster. The engine has a core of its
-        own: one whose forwards wait for the clients and the gateway is slower by what these do,
-        which a curve cannot know.
+        machine does weighs on both alike. The curve is recorded just before the real run, which so
+        finds an engine that has been in use: pages of a pool that nothing was written to yet cost
+        a tenth of a prefill. The engine has a core of its own: one whose forwards wait for the
+        clients and the gateway is slower by what these do, which a curve cannot know.
         """
         real: list[Record] = []
         simulated: list[Record] = []
@@ -70,10 +70,10 @@ class Bench:
             seed = ("--plan-seed", str(number + 1))
             with core_apart() as cores:
                 with running(self._folder, _EMBEDDED, 1, cores=cores):
-                    real += self._records("validate", f"real-{number + 1}", *seed)
                     curve, commits = record_curve(
                         self._out, "embedded", "128,512,1k,2k,4k", "1,2,4", "uniform 32 96", *seed
                     )
+                    real += self._records("validate", f"real-{number + 1}", *seed)
                 engine = ("simulate", "--curve", str(curve), "--commit-len", str(commits))
                 limits = ("--chunked-prefill-size", "512", "--context-length", "16384")
                 pool = ("--max-total-tokens", "40960", "--interleave-prefill")

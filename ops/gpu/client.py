@@ -24,7 +24,10 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A finished answer. logprobs: of each token, where asked for; top: [(logprob, id), ...]."""
+    """A finished answer. logprobs: of each token, where asked for; top: [(logprob, id), ...].
+
+    begin: when the request was sent, in seconds of `time.perf_counter`.
+    """
 
     tokens: tuple[int, ...]
     text: str
@@ -33,6 +36,7 @@ class Generation:
     cached_tokens: int
     steps: int
     events: tuple[Event, ...]
+    begin: float
     meta: dict[str, Any] = field(repr=False)
 
     @property
@@ -188,6 +192,7 @@ class Client:
             cached_tokens=int(meta.get("cached_tokens", 0)),
             steps=int(meta.get("spec_verify_ct", 0)),
             events=tuple(events),
+            begin=begin,
             meta=meta,
         )
 

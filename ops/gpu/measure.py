@@ -1,6 +1,6 @@
 """Measure real SGLang on one GPU host: step times by context, prefill, profile, adaptive budget.
 
-``python -m ops.gpu.measure --out FILE [--part ours|widths|stock|adaptive|extend ...]``: numbers are
+``python -m ops.gpu.measure --out FILE [--part NAME ...]``: numbers are
 added to FILE after each measurement, so that a run that is cut short keeps what it has, and parts
 may run one after another. `ops.gpu.report` makes rows and the plot of it.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 from ops.gpu.adaptive import measure_adaptive
+from ops.gpu.batches import measure_batches
 from ops.gpu.client import Client, EngineError, Generation
 from ops.gpu.metrics import counters, phase_means
 from ops.gpu.pairs import HOME, LOGS, long
@@ -36,6 +37,9 @@ EXTEND_FORMS = {
 """Servers of the part `extend`: one for each way to attend from new tokens. `fa3` is not among
 them: its library is 1.1 GB, too much for a host that packages must be carried to."""
 BENCH_NODES = 9
+BATCHES = (1, 2, 4, 8)
+BATCH_POOL = 256 * K
+"""Tokens of all prompts of a batch: about what a replica's KV pool holds of them."""
 
 
 def measure_steps(
@@ -162,6 +166,21 @@ def part_widths(record: Record) -> None:
             measure_steps(record, server.client, name, WIDTH_CONTEXTS, 128)
 
 
+def part_batches(record: Record) -> None:
+    """Prefills and steps of several answers at once, with DDTREE and without: `ops.gpu.curves`."""
+    specs = [
+        # More than are asked: SGLang may count a request that has just ended, and hold one back.
+        spec.variant(name, pool_tokens=BATCH_POOL + 16 * K, running_requests=max(BATCHES) + 4)
+        for name, spec in (
+            (f"ddtree-{BENCH_NODES}", long(Method.DDTREE, "ddtree", (BENCH_NODES,))),
+            ("ours-plain", long(Method.OURS_PLAIN)),
+        )
+    ]
+    with serve(specs, LOGS) as servers:
+        for name, server in servers.items():
+            measure_batches(record, server.client, name, OUR_CONTEXTS, BATCHES, BATCH_POOL)
+
+
 def part_stock(record: Record) -> None:
     """SGLang as it is: few steps, for they are slow."""
     specs = [
@@ -193,6 +212,7 @@ def part_extend(record: Record) -> None:
 PARTS: dict[str, Callable[[Record], None]] = {
     "ours": part_ours,
     "widths": part_widths,
+    "batches": part_batches,
     "stock": part_stock,
     "adaptive": lambda record: measure_adaptive(record, WIDTHS, WIDTH_CONTEXTS),
     "extend": part_extend,

@@ -7,8 +7,11 @@ from xml.etree import ElementTree
 
 import pytest
 
+from longleaf.simulate.curve import CurveError, parse_curve
 from ops.bench.results import Row
+from ops.gpu.batches import shared_steps
 from ops.gpu.client import Event, Generation
+from ops.gpu.curves import RECORDED, curve_of
 from ops.gpu.judge import partings, wrong
 from ops.gpu.models import DummyDrafter, DummyTarget, stretch_tiny_pair
 from ops.gpu.pairs import tiny
@@ -30,6 +33,7 @@ def generation(tokens: list[int], **changes: object) -> Generation:
         cached_tokens=0,
         steps=0,
         events=(),
+        begin=0.0,
         meta={},
     )
     return replace(plain, **changes)  # type: ignore[arg-type]
@@ -41,6 +45,48 @@ def test_step_time_is_the_gap_of_events_and_the_mean_counts_steps() -> None:
     assert timing.ms == pytest.approx(10.0)
     assert timing.mean_ms == pytest.approx(10.0)
     assert timing.tokens_per_step == 4.0
+
+
+def test_shared_steps_count_only_while_all_decode() -> None:
+    """The first is alone for 20 steps of 5 ms; then both take 10 ms a step, 60 of them."""
+    alone = [0.005 * step for step in range(20)]
+    both = [0.1 + 0.01 * step for step in range(61)]
+    seconds, steps = shared_steps([[*alone, *both, 0.71, 0.72], both])
+    assert seconds == pytest.approx(0.01)
+    assert steps == pytest.approx(56)  # the second's, from its fourth event to its last but one
+
+
+def test_answers_that_were_not_together_are_no_batch() -> None:
+    first, second = ([begin + 0.01 * step for step in range(256)] for begin in (0.0, 2.5))
+    with pytest.raises(ValueError, match=r"2 answers shared -?[0-9]+ steps of at least 32"):
+        shared_steps([first, second])
+
+
+def measured_batches(**changes: object) -> dict[str, object]:
+    def step(batch: int, context: int, ms: float) -> dict[str, object]:
+        return {"server": "ddtree-9", "batch": batch, "context": context, "ms": ms}
+
+    document: dict[str, object] = {
+        "machine": {"gpu": "NVIDIA H200", "driver": "1.2"},
+        "batches": [step(2, 1024, 6.0), step(1, 1024, 4.0), step(1, 1024, 5.0), step(1, 1024, 9.0)],
+        "prefills": [{"server": "ddtree-9", "context": 1024, "cached": 0, "seconds": 0.25}],
+    }
+    return document | changes
+
+
+def test_a_curve_takes_the_median_of_its_runs() -> None:
+    curve = parse_curve(curve_of(RECORDED[0], measured_batches(), "abc1234"), "measured")
+    assert curve.name == "h200-ddtree"
+    assert curve.source["commit"] == "abc1234"
+    assert curve.step_seconds([1024]) == 0.005
+    assert curve.step_seconds([1000, 1048]) == 0.006
+    assert curve.prompt_seconds(1024) == 0.25
+    assert curve.kv_bytes_per_token == 61 * (512 + 64) * 2
+
+
+def test_a_measurement_without_prefills_is_no_curve() -> None:
+    with pytest.raises(CurveError, match="h200-ddtree: prefill must be a list of at least one"):
+        curve_of(RECORDED[0], measured_batches(prefills=[]), "abc1234")
 
 
 def test_a_prompt_begins_like_a_shorter_one() -> None:

@@ -59,10 +59,12 @@ def test_the_packaged_curve_is_the_recording() -> None:
     curve = load_curve("h200-ddtree")
     assert curve.source["gpu"] == "NVIDIA H200"
     assert curve.nodes == 9
-    assert curve.step_seconds([65_536]) == 0.007474
-    assert curve.step_seconds([185_000]) == 0.011122
-    assert curve.prompt_seconds(131_072, cached=65_536) == pytest.approx(8.2822)
-    assert curve.prompt_seconds(185_000) == pytest.approx(23.0225)
+    assert curve.step_seconds([65_536]) == 0.007473
+    assert curve.step_seconds([185_000]) == 0.011248
+    assert curve.step_seconds([131_072] * 2) == 0.014033
+    assert curve.step_seconds([32_768] * 8) == 0.014437
+    assert curve.prompt_seconds(131_072, cached=65_536) == pytest.approx(11.2885 - 3.0621)
+    assert curve.prompt_seconds(185_000) == pytest.approx(22.3499)
 
 
 @pytest.mark.parametrize(
