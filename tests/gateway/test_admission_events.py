@@ -26,7 +26,7 @@ from longleaf.gateway.replicas.facts import ReplicaFacts, ReplicaLimits
 from longleaf.gateway.replicas.loads import LoadReport
 from longleaf.gateway.replicas.registry import ReplicaRegistry
 from longleaf.gateway.replicas.replica import Replica
-from longleaf.gateway.routing.policy import Routing
+from longleaf.gateway.routing.policy import Room, Routing
 from longleaf.metrics import GatewayMetrics
 
 CONFIG = GatewayConfig(
@@ -221,10 +221,10 @@ async def fault_in_the_queue() -> None:
     routing = world.admission._routing
     choose = routing.choose
 
-    def failing(candidates: Sequence[Replica], demand: Demand) -> Replica:
+    def failing(replicas: Sequence[Replica], demand: Demand, room: Room) -> Replica | None:
         if demand.max_tokens == 701:
             raise ZeroDivisionError
-        return choose(candidates, demand)
+        return choose(replicas, demand, room)
 
     routing.choose = failing  # type: ignore[method-assign]
     apply(world, ("release", 0))

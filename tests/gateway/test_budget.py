@@ -56,6 +56,20 @@ def test_sequences_are_bounded() -> None:
     books.reserve(need(10, sequences=3))
     assert books.obstacle(need(10, sequences=1)) is None
     assert books.obstacle(need(10, sequences=2)) == "sequences"
+    full = [books.full]
+    fourth = books.reserve(need(10))
+    full.append(books.full)
+    assert books.obstacle(need(1, prompt=1)) == "sequences"
+    fourth.release()
+    assert [*full, books.full] == [False, True, False]
+
+
+def test_one_that_only_others_fill_is_not_full() -> None:
+    """Whoever would be alone of ours may always start."""
+    books = budget()
+    books.report(replace(QUIET, running=4), frozenset())
+    assert not books.full
+    assert books.obstacle(need(10)) is None
 
 
 def test_what_others_use_counts_until_they_are_gone() -> None:

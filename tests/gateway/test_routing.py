@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -26,6 +27,13 @@ from tests.gateway.running import chat, gateway_over
 pytestmark = pytest.mark.anyio
 
 WORDS = st.lists(st.integers(0, 2), max_size=12)
+
+
+def choose(routing: Routing, replicas: Sequence[Replica], asked: Demand) -> Replica:
+    """Its choice where all have room."""
+    chosen = routing.choose(replicas, asked, lambda _: True)
+    assert chosen is not None
+    return chosen
 
 
 def chained(words: Sequence[int]) -> tuple[int, ...]:
@@ -127,6 +135,18 @@ async def test_a_replica_that_was_away_has_nothing_cached() -> None:
     assert index.share(one, LONG) > 0.9
 
 
+async def test_shares_are_those_of_each() -> None:
+    index, ones = PrefixIndex(1 << 20), [replica(n) for n in range(4)]
+    index.placed(ones[0], LONG)
+    index.placed(ones[1], Prefix(LONG.blocks[:5], 5 * BLOCK_BYTES))
+    index.placed(ones[2], Prefix((1, 2, 3), 3 * BLOCK_BYTES))
+    index.placed(ones[3], LONG)
+    ones[3].cache_age += 1
+    assert index.shares(LONG) == {one: index.share(one, LONG) for one in ones[:2]}
+    assert 0 < index.share(ones[1], LONG) < index.share(ones[0], LONG)
+    assert index.shares(None) == {}
+
+
 async def test_a_small_pool_holds_no_long_prefix() -> None:
     index, one = PrefixIndex(1 << 20), replica(capacity=1_000)
     index.placed(one, LONG)
@@ -137,10 +157,10 @@ async def test_a_small_pool_holds_no_long_prefix() -> None:
 async def test_a_prompt_goes_where_it_is_cached(name: RoutingPolicyName) -> None:
     routing, replicas = Routing(name, 1 << 20), [replica(n) for n in range(3)]
     asked = demand(LONG, 20_000)
-    first = routing.choose(replicas, asked)
+    first = choose(routing, replicas, asked)
     routing.placed(first, asked)
     for _ in range(5):
-        again = routing.choose(replicas, asked)
+        again = choose(routing, replicas, asked)
         assert again is first
         routing.placed(again, asked)
     cached = routing.cached_tokens(first, asked)
@@ -152,8 +172,8 @@ async def test_equals_take_turns(name: RoutingPolicyName) -> None:
     routing, replicas = Routing(name, 1 << 20), [replica(n) for n in range(3)]
     chosen = []
     for _ in range(6):
-        chosen.append(routing.choose(replicas, demand()))
-        assert routing.choose(replicas, demand()) is chosen[-1]  # asking changes nothing
+        chosen.append(choose(routing, replicas, demand()))
+        assert choose(routing, replicas, demand()) is chosen[-1]  # asking changes nothing
         routing.placed(chosen[-1], demand())
     assert [one.url for one in chosen] == [one.url for one in replicas * 2]
 
@@ -167,9 +187,9 @@ async def test_a_cost_that_is_no_number_costs_most() -> None:
 async def test_kv_pressure_takes_the_emptiest_pool() -> None:
     routing, (big, small) = Routing("kv_pressure", 0), (replica(0), replica(1, 10_000))
     big.budget.reserve(Need(20_000, 20_000, 20_000))
-    assert routing.choose([big, small], demand()) is small
+    assert choose(routing, [big, small], demand()) is small
     small.budget.reserve(Need(5_000, 5_000, 5_000))
-    assert routing.choose([big, small], demand()) is big
+    assert choose(routing, [big, small], demand()) is big
 
 
 async def test_expected_cost_weighs_the_prefix_against_the_queue_before_it() -> None:
@@ -180,11 +200,11 @@ async def test_expected_cost_weighs_the_prefix_against_the_queue_before_it() -> 
     for prompt in (0, 10_000, 50_000):
         if prompt:
             waits.append(warm.budget.reserve(Need(prompt, prompt, prompt)))
-        chosen = routing.choose([warm, cold], asked)
+        chosen = choose(routing, [warm, cold], asked)
         assert chosen is (cold if prompt == 50_000 else warm)
     for wait in waits:
         wait.release()
-    assert routing.choose([warm, cold], asked) is warm
+    assert choose(routing, [warm, cold], asked) is warm
 
 
 async def test_expected_cost_avoids_the_replica_whose_steps_are_slow() -> None:
@@ -192,17 +212,17 @@ async def test_expected_cost_avoids_the_replica_whose_steps_are_slow() -> None:
     for context in (1_000.0, 50_000.0, 100_000.0) * 5:
         slow.budget.steps.observe(context, 2.0, 0.02 + 1e-6 * context)
         fast.budget.steps.observe(context, 2.0, 0.01 + 1e-6 * context)
-    assert [routing.choose([slow, fast], demand()) for _ in range(3)] == [fast] * 3
+    assert [choose(routing, [slow, fast], demand()) for _ in range(3)] == [fast] * 3
     for _ in range(8):  # what it adds to others' steps counts too
         fast.budget.reserve(Need(10_000, 0, 10_000))
-    assert routing.choose([slow, fast], demand()) is slow
+    assert choose(routing, [slow, fast], demand()) is slow
 
 
 async def test_among_many_the_cheapest_is_found_and_equals_take_turns() -> None:
     routing, replicas = Routing("expected_cost", 1 << 20), [replica(n) for n in range(40)]
     chosen = []
     for _ in range(80):
-        chosen.append(routing.choose(replicas, demand()))
+        chosen.append(choose(routing, replicas, demand()))
         routing.placed(chosen[-1], demand())
     assert [chosen.count(one) for one in replicas] == [2] * 40
     for number, one in enumerate(replicas):
@@ -210,10 +230,34 @@ async def test_among_many_the_cheapest_is_found_and_equals_take_turns() -> None:
             one.budget.reserve(Need(5_000, 5_000, 5_000))
     asked = demand(LONG, 20_000)
     for _ in range(3):
-        assert routing.choose(replicas, asked) is replicas[23]
+        assert choose(routing, replicas, asked) is replicas[23]
         routing.placed(replicas[23], demand())  # whose turn it is makes no difference
     routing.placed(replicas[7], asked)
-    assert routing.choose(replicas, asked) is replicas[7]  # 5,000 before it, but it has the prompt
+    assert choose(routing, replicas, asked) is replicas[7]  # 5,000 before it, but it has the prompt
+
+
+async def test_among_many_room_is_asked_of_as_many_as_are_compared() -> None:
+    routing, replicas = Routing("expected_cost", 0), [replica(n) for n in range(40)]
+    asked: list[Replica] = []
+
+    def room(one: Replica) -> bool:
+        asked.append(one)
+        return one not in replicas[:3]
+
+    for one in replicas[20:]:
+        one.budget.reserve(Need(5_000, 5_000, 5_000))
+    assert routing.choose(replicas, demand(), room) is replicas[3]
+    assert asked == replicas[:11]
+
+
+@pytest.mark.parametrize("name", get_args(RoutingPolicyName))
+@pytest.mark.parametrize("fleet", [1, 3, 20])
+async def test_only_one_with_room_is_chosen(name: RoutingPolicyName, fleet: int) -> None:
+    routing, replicas = Routing(name, 1 << 20), [replica(n) for n in range(fleet)]
+    last = replicas[-1]
+    last.budget.reserve(Need(5_000, 5_000, 5_000))
+    assert routing.choose(replicas, demand(), lambda one: one is last) is last
+    assert routing.choose(replicas, demand(), lambda _: False) is None
 
 
 async def test_conversations_stay_where_they_are_and_spread() -> None:

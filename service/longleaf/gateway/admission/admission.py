@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from longleaf.gateway.admission.demand import Demand, NeverFitsError, never_fits
@@ -255,11 +255,8 @@ class Admission:
     def forecast(self, ask: Ask) -> Forecast:
         """What would happen to ``ask`` now. Raises ``NoReplicaError``; changes nothing."""
         self._check_served(ask)
-        free = self._free(ask, self._able(ask))
-        if free and not self._queue:
-            replica = self._routing.choose(list(free), ask.demand)
-        else:
-            replica = self._roomiest(ask)
+        chosen = None if self._queue else self._choose(ask, self._able(ask))
+        replica = self._roomiest(ask) if chosen is None else chosen[0]
         need, budget = self._need(replica, ask.demand), replica.budget
         obstacle = budget.obstacle(need)
         ahead = len(self._before(ask))
@@ -310,26 +307,31 @@ class Admission:
             key=lambda replica: (replica.budget.free_tokens or 0, -replica.in_flight),
         )
 
-    def _free(self, ask: Ask, able: Iterable[Replica]) -> dict[Replica, Need]:
-        """Those of ``able`` that have room now, and what it would take of each."""
-        free = {}
-        for replica in able:
-            if replica.has_connection:
-                need = self._need(replica, ask.demand)
-                if replica.budget.obstacle(need) is None:
-                    free[replica] = need
-        return free
+    def _choose(
+        self, ask: Ask, able: Sequence[Replica], bounded: bool = False
+    ) -> tuple[Replica, Need] | None:
+        """One of ``able`` that has room now, and what it would take of it. ``bounded``: by a bound
+        that is small there.
+        """
+        needs: dict[Replica, Need] = {}
+        open_to_more = [one for one in able if one.has_connection and not one.budget.full]
 
-    def _place(self, ask: Ask, able: Iterable[Replica], bounded: bool = False) -> Grant | None:
-        free = self._free(ask, able)
-        chosen = list(free)
-        if bounded:
-            chosen = [one for one in chosen if self._bound_is_small(one, ask.demand)]
-        if not chosen:
+        def room(replica: Replica) -> bool:
+            if bounded and not self._bound_is_small(replica, ask.demand):
+                return False
+            needs[replica] = self._need(replica, ask.demand)
+            return replica.budget.obstacle(needs[replica]) is None
+
+        replica = self._routing.choose(open_to_more, ask.demand, room)
+        return None if replica is None else (replica, needs[replica])
+
+    def _place(self, ask: Ask, able: Sequence[Replica], bounded: bool = False) -> Grant | None:
+        chosen = self._choose(ask, able, bounded)
+        if chosen is None:
             return None
-        replica = self._routing.choose(chosen, ask.demand)
+        replica, need = chosen
         self._routing.placed(replica, ask.demand)
-        return Grant(replica, replica.budget.reserve(free[replica]))
+        return Grant(replica, replica.budget.reserve(need))
 
     def _bound_is_small(self, replica: Replica, demand: Demand) -> bool:
         if demand.bound is None:

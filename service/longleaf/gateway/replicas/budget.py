@@ -158,6 +158,12 @@ class ReplicaBudget:
         return self.sequences + self._external_sequences
 
     @property
+    def full(self) -> bool:
+        """Whether it has no room whatever a request needs: all its sequences are taken."""
+        most = self.max_sequences
+        return most is not None and bool(self._held) and self.batch >= most
+
+    @property
     def context(self) -> int:
         """Their summed context in tokens."""
         used = 0 if self._report is None else self._report.used_tokens

@@ -1,8 +1,12 @@
-"""Routing policies: pick one of the replicas that have room for a request."""
+"""Routing policies: pick one of the replicas that could hold a request and have room for it now.
 
-import heapq
+Whether one has room costs more than to tell which would be best: it is asked only of as many as
+needed.
+"""
+
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Protocol
 
 from longleaf.gateway.admission.demand import Demand
@@ -20,12 +24,15 @@ _LEAST_SHARE = 0.25
 _MOST_MORE = 8
 """Requests by which a replica with the prefix may be busier than the least busy one."""
 
+Room = Callable[[Replica], bool]
+"""Whether a replica has room for the request now."""
+
 
 class RoutingPolicy(Protocol):
-    """Chooses among candidates that are ready, serve the model and have room."""
+    """Chooses among replicas that are ready, serve the model and could hold the request."""
 
-    def choose(self, candidates: Sequence[Replica], demand: Demand) -> Replica:
-        """One of ``candidates`` (never empty). Changes nothing."""
+    def choose(self, replicas: Sequence[Replica], demand: Demand, room: Room) -> Replica | None:
+        """One of ``replicas`` that has ``room``; ``None`` where none has. Changes nothing."""
         ...
 
 
@@ -39,10 +46,10 @@ class Turns:
         """One of ``equals``: another after each ``next``."""
         return equals[self._number % len(equals)]
 
-    def turned(self, candidates: Sequence[Replica]) -> Sequence[Replica]:
+    def turned(self, replicas: Sequence[Replica]) -> Sequence[Replica]:
         """All of them, from the one whose turn it is."""
-        first = self._number % len(candidates)
-        return [*candidates[first:], *candidates[:first]]
+        first = self._number % len(replicas)
+        return [*replicas[first:], *replicas[:first]]
 
     def next(self) -> None:
         """A request was placed."""
@@ -55,9 +62,10 @@ class RoundRobin:
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
 
-    def choose(self, candidates: Sequence[Replica], demand: Demand) -> Replica:
+    def choose(self, replicas: Sequence[Replica], demand: Demand, room: Room) -> Replica | None:
         """The one whose turn it is."""
-        return self._turns.pick(candidates)
+        candidates = list(filter(room, replicas))
+        return self._turns.pick(candidates) if candidates else None
 
 
 class KvPressure:
@@ -66,8 +74,11 @@ class KvPressure:
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
 
-    def choose(self, candidates: Sequence[Replica], demand: Demand) -> Replica:
+    def choose(self, replicas: Sequence[Replica], demand: Demand, room: Room) -> Replica | None:
         """The emptiest one."""
+        candidates = list(filter(room, replicas))
+        if not candidates:
+            return None
         return self._turns.pick(_lowest(candidates, [_pressure(one) for one in candidates]))
 
 
@@ -78,11 +89,15 @@ class PrefixAware:
         self._turns = turns
         self._index = index
 
-    def choose(self, candidates: Sequence[Replica], demand: Demand) -> Replica:
+    def choose(self, replicas: Sequence[Replica], demand: Demand, room: Room) -> Replica | None:
         """The one with the longest prefix, or the least busy one."""
+        candidates = list(filter(room, replicas))
+        if not candidates:
+            return None
         fewest = min(one.in_flight for one in candidates)
+        cached = self._index.shares(demand.prefix)
         shares = [
-            self._index.share(one, demand.prefix) if one.in_flight <= fewest + _MOST_MORE else 0.0
+            cached.get(one, 0.0) if one.in_flight <= fewest + _MOST_MORE else 0.0
             for one in candidates
         ]
         if max(shares) >= _LEAST_SHARE:
@@ -97,25 +112,19 @@ class ExpectedCost:
         self._turns = turns
         self._index = index
 
-    def choose(self, candidates: Sequence[Replica], demand: Demand) -> Replica:
+    def choose(self, replicas: Sequence[Replica], demand: Demand, room: Room) -> Replica | None:
         """The cheapest one; equals take turns."""
-        if len(candidates) == 1:
-            return candidates[0]
-        many = len(candidates) > _COMPARED
+        cached = self._index.shares(demand.prefix)
+        many = len(replicas) > _COMPARED
+        order: Iterable[Replica] = replicas
         if many:
-            candidates = self._least_ahead(self._turns.turned(candidates), demand)
-        shares = [self._index.share(one, demand.prefix) for one in candidates]
+            order = _least_ahead_first(self._turns.turned(replicas), cached, demand)
+        candidates = list(islice(filter(room, order), _COMPARED))
+        if len(candidates) < 2:
+            return candidates[0] if candidates else None
+        shares = [cached.get(one, 0.0) for one in candidates]
         equals = _lowest(candidates, expected_costs(candidates, shares, demand))
         return equals[0] if many else self._turns.pick(equals)
-
-    def _least_ahead(self, candidates: Sequence[Replica], demand: Demand) -> Sequence[Replica]:
-        prompt = prompt_tokens(demand)
-
-        def ahead(one: Replica) -> tuple[float, int]:
-            share = self._index.share(one, demand.prefix)
-            return prefill_tokens(one.budget, share, prompt), one.budget.batch
-
-        return heapq.nsmallest(_COMPARED, candidates, ahead)
 
 
 class Routing:
@@ -126,9 +135,9 @@ class Routing:
         self._turns = Turns()
         self._policy = _POLICIES[name](self._turns, self._index)
 
-    def choose(self, candidates: Sequence[Replica], demand: Demand) -> Replica:
-        """As the policy says."""
-        return self._policy.choose(candidates, demand)
+    def choose(self, replicas: Sequence[Replica], demand: Demand, room: Room) -> Replica | None:
+        """As the policy says: one of ``replicas`` that has ``room``, or ``None``."""
+        return self._policy.choose(replicas, demand, room)
 
     def placed(self, replica: Replica, demand: Demand) -> None:
         """The request goes to ``replica``: its prompt will be in the cache there."""
@@ -146,6 +155,17 @@ _POLICIES: Mapping[RoutingPolicyName, Callable[[Turns, PrefixIndex], RoutingPoli
     "kv_pressure": lambda turns, _: KvPressure(turns),
     "round_robin": lambda turns, _: RoundRobin(turns),
 }
+
+
+def _least_ahead_first(
+    replicas: Sequence[Replica], cached: Mapping[Replica, float], demand: Demand
+) -> list[Replica]:
+    prompt = prompt_tokens(demand)
+
+    def ahead(one: Replica) -> tuple[float, int]:
+        return prefill_tokens(one.budget, cached.get(one, 0.0), prompt), one.budget.batch
+
+    return sorted(replicas, key=ahead)
 
 
 def _lowest(candidates: Sequence[Replica], costs: Sequence[float]) -> list[Replica]:

@@ -5,7 +5,7 @@ begin. What was sent to a replica is taken to be in its cache until the cache mu
 or the replica was away.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -59,6 +59,16 @@ class PrefixIndex:
             return 0.0
         tree = self._tree(replica)
         return 0.0 if tree is None else tree.match(prefix.blocks) * BLOCK_BYTES / prefix.size
+
+    def shares(self, prefix: Prefix | None) -> Mapping[Replica, float]:
+        """``share`` of every replica that has some of a prompt cached."""
+        if prefix is None or not prefix.blocks:
+            return {}
+        first, found = prefix.blocks[0], {}
+        for replica, (age, tree) in self._trees.items():
+            if age == replica.cache_age and tree.begins(first):
+                found[replica] = tree.match(prefix.blocks) * BLOCK_BYTES / prefix.size
+        return found
 
     def placed(self, replica: Replica, prefix: Prefix | None) -> None:
         """A prompt goes to ``replica``."""

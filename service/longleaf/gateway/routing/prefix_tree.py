@@ -38,6 +38,10 @@ class PrefixTree:
         """Memory that it takes, about."""
         return _NODE_BYTES * len(self._by_age) + _BLOCK_BYTES * self.blocks
 
+    def begins(self, block: int) -> bool:
+        """Whether a prompt that is known begins with ``block``."""
+        return block in self._root.children
+
     def match(self, blocks: Sequence[int]) -> int:
         """How many of ``blocks``, from the first on, are known."""
         node, found = self._root, 0
