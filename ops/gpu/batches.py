@@ -7,10 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from ops.gpu.client import Client
 from ops.gpu.record import Record
-from ops.gpu.timing import random_prompt
+from ops.gpu.timing import SKIPPED_EVENTS, random_prompt
 
-_SKIPPED = 3
-"""First events left out: prefill, and the overlap schedule filling up."""
 _LEAST = 32
 """Steps that all answers must share."""
 _ANSWER = 256
@@ -25,7 +23,7 @@ def shared_steps(times: Sequence[Sequence[float]]) -> tuple[float, float]:
     Raises:
         ValueError: where the streams shared fewer than 32 steps.
     """
-    begin = max(stream[_SKIPPED] for stream in times)
+    begin = max(stream[SKIPPED_EVENTS] for stream in times)
     end = min(stream[-2] for stream in times)
     counts = [bisect_right(stream, end) - bisect_left(stream, begin) - 1 for stream in times]
     steps = statistics.fmean(counts)

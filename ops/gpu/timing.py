@@ -8,7 +8,7 @@ import numpy as np
 
 from ops.gpu.client import Client, Generation
 
-_SKIPPED = 3
+SKIPPED_EVENTS = 3
 """First events left out: prefill, and the overlap schedule filling up."""
 
 
@@ -43,9 +43,9 @@ def step_timing(generation: Generation) -> StepTiming:
     """Read the step time off an answer's events."""
     times = np.asarray([event.at for event in generation.events])
     steps = generation.steps or len(generation.tokens) - 1
-    if len(times) < _SKIPPED + 4:
+    if len(times) < SKIPPED_EVENTS + 4:
         raise ValueError(f"{len(times)} events are too few to time steps")
-    gaps = 1e3 * np.diff(times[_SKIPPED:-1])
+    gaps = 1e3 * np.diff(times[SKIPPED_EVENTS:-1])
     low, median, high = np.percentile(gaps, (25, 50, 75))
     return StepTiming(
         ms=round(float(median), 3),

@@ -256,8 +256,12 @@ class Admission:
         """What would happen to ``ask`` now. Raises ``NoReplicaError``; changes nothing."""
         self._check_served(ask)
         chosen = None if self._queue else self._choose(ask, self._able(ask))
-        replica = self._roomiest(ask) if chosen is None else chosen[0]
-        need, budget = self._need(replica, ask.demand), replica.budget
+        if chosen is None:
+            replica = self._roomiest(ask)
+            need = self._need(replica, ask.demand)
+        else:
+            replica, need = chosen
+        budget = replica.budget
         obstacle = budget.obstacle(need)
         ahead = len(self._before(ask))
         start = 0.0 if obstacle is None and not ahead else self.retry_after(ask)

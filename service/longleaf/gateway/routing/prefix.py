@@ -58,7 +58,7 @@ class PrefixIndex:
         if prefix is None or not prefix.blocks:
             return 0.0
         tree = self._tree(replica)
-        return 0.0 if tree is None else tree.match(prefix.blocks) * BLOCK_BYTES / prefix.size
+        return 0.0 if tree is None else _part(tree, prefix)
 
     def shares(self, prefix: Prefix | None) -> Mapping[Replica, float]:
         """``share`` of every replica that has some of a prompt cached."""
@@ -67,7 +67,7 @@ class PrefixIndex:
         first, found = prefix.blocks[0], {}
         for replica, (age, tree) in self._trees.items():
             if age == replica.cache_age and tree.begins(first):
-                found[replica] = tree.match(prefix.blocks) * BLOCK_BYTES / prefix.size
+                found[replica] = _part(tree, prefix)
         return found
 
     def placed(self, replica: Replica, prefix: Prefix | None) -> None:
@@ -88,3 +88,8 @@ class PrefixIndex:
             del self._trees[replica]
             return None
         return tree
+
+
+def _part(tree: PrefixTree, prefix: Prefix) -> float:
+    """The part of a prompt that ``tree`` knows, 0 to 1."""
+    return tree.match(prefix.blocks) * BLOCK_BYTES / prefix.size
